@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
@@ -23,7 +24,11 @@ LENGTH, EVALUATED = "sequence_length", "per_device_eval_batch_size"
 SMALL_BUCKET = 50_000_000
 """Elements; larger communication buckets are changed to this size."""
 LENGTH_STEP = 256
-"""Tokens between the shorter sequences of a family. None is shorter than half the sequence."""
+"""Tokens between the shorter sequences of a family, down to half the sequence."""
+FURTHER = 16
+"""Steps below half a sequence are at least one part in so many of it, so that they stay few."""
+SHORTEST = 8
+"""Remedies keep at least one part in so many of a sequence."""
 OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
 HARDWARE = {"gpu", "data_parallel_size"}
@@ -51,6 +56,11 @@ class Change:
         """Whether other GPUs, or more of them, are the change."""
         return bool(HARDWARE & self.keys.keys())
 
+    @property
+    def is_other_engine(self) -> bool:
+        """Whether another engine is the change."""
+        return "engine" in self.keys
+
 
 Families = Iterator[tuple[Change, ...]]
 Proposals = tuple[Callable[[Workload], Families], ...]
@@ -59,11 +69,14 @@ Proposals = tuple[Callable[[Workload], Families], ...]
 def of(workload: Workload) -> list[tuple[Change, ...]]:
     """The families of changes of a workload: those that keep training the same, then others, then other hardware.
 
+    Those within the same engine come before those to another engine.
+
     Raises:
         InputError: the workload cannot be predicted.
     """
     families = proposed(workload, INFERENCE if workload.mode == "inference" else TRAINING)
-    return sorted(families, key=lambda family: (family[0].is_hardware, bool(family[0].differs)))
+    return sorted(families, key=lambda family: (
+        family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine))
 
 
 def proposed(workload: Workload, table: Proposals) -> list[tuple[Change, ...]]:
@@ -130,12 +143,31 @@ def _optimizer(w: Workload) -> Families:
 
 
 def _engine(w: Workload) -> Families:
-    if w.engine in ("ddp", "torch") and w.data_parallel_size == w.world_size > 1:
-        keys = {"engine": None, "ddp": None, "zero_stage": 2, "mixed_precision": None, "dtype": w.computes_in}
-        yield (Change("engine ddp → ZeRO-2", keys, "reductions in each micro-step"),)
+    if w.engine == "ddp" and w.data_parallel_size == w.world_size > 1:
+        yield (_to_zero_2(w, "", "reductions in each micro-step"),)
+    # adapters alone have small optimizer states
+    if w.engine == "torch" and w.world_size == 1 and w.lora is None and w.optim.startswith("adamw_torch"):
+        yield (_to_zero_2(w, ", optimizer → host", "AdamW on the CPU, gradients and weights over PCIe",
+                          offload="optimizer"),)
     if w.engine == "deepspeed":
         yield from _stages(w)
         yield from _deepspeed(w)
+
+
+def _to_zero_2(w: Workload, besides: str, costs: str, **more: Any) -> Change:
+    """DeepSpeed in place of a plain loop. It casts the weights, trains without autocast, and updates fp32 masters.
+
+    (DeepSpeed 0.19, runtime/engine.py, ``_configure_distributed_model``, and runtime/zero/stage_1_and_2.py,
+    ``single_partition_of_fp32_groups``. In fp32 there is nothing to cast.)
+    """
+    keys = {"engine": None, "ddp": None, "zero_stage": 2, **more, "mixed_precision": None, "dtype": w.computes_in}
+    text = f"engine {w.engine} → ZeRO-2{besides}"
+    text += f", mixed_precision {w.mixed_precision} → none" if w.mixed_precision != "none" else ""
+    text += f", dtype {w.dtype} → {w.computes_in}" if w.dtype != w.computes_in else ""
+    text += ", which needs a DeepSpeed config" if w.source and w.source.knows("deepspeed") else ""
+    differs = "" if w.computes_in == "fp32" else f"{w.computes_in} weights with fp32 master weights" + (
+        ", without autocast" if w.mixed_precision != "none" else "")
+    return Change(text, keys, f"DeepSpeed in place of the plain loop, {costs}", differs)
 
 
 def _stages(w: Workload) -> Families:
@@ -190,12 +222,16 @@ def _adapters(w: Workload) -> Families:
                       "bitsandbytes", "weights of 4 bits" if adapted else "adapters train over weights of 4 bits"),)
 
 
-def _samples(w: Workload) -> Families:
+def _samples(w: Workload, shortest: int = 2) -> Families:
+    """Shorter sequences, down to that part of the length, and smaller pictures."""
     if w.sequence_length is not None:
-        longest = (w.sequence_length - 1) // LENGTH_STEP * LENGTH_STEP
+        longest, half = (w.sequence_length - 1) // LENGTH_STEP * LENGTH_STEP, w.sequence_length // 2
+        step = max(1, -(-w.sequence_length // FURTHER // LENGTH_STEP)) * LENGTH_STEP
+        below = (half - 1) // step * step
         yield tuple(Change(f"sequence_length {w.sequence_length} → {length}", {LENGTH: length}, "nothing",
                            "longer samples are cut")
-                    for length in range(longest, w.sequence_length // 2 - 1, -LENGTH_STEP) if length)
+                    for length in (*range(longest, half - 1, -LENGTH_STEP),
+                                   *range(below, w.sequence_length // shortest - 1, -step)) if length)
     if w.image_sizes:
         smaller = (",".join(f"{int(height * part)}x{int(width * part)}" for height, width in w.image_sizes)
                    for part in OF_SIDES)
@@ -225,11 +261,12 @@ def _served(w: Workload) -> Families:
                           "bitsandbytes", f"weights of {bits} bits"),)
 
 
-TRAINING: Proposals = (_allocator, _precision, _batch, _evaluation, _engine, _optimizer, _adapters, _samples, _hardware)
+TRAINING: Proposals = (_allocator, _precision, _batch, _evaluation, _engine, _optimizer, _adapters,
+                       partial(_samples, shortest=SHORTEST), _hardware)
 """Functions that propose changes of a training, in the order in which a person would try them."""
 ADAPTERS: Proposals = (_adapters,)
 """Those that train adapters in place of the model."""
 SAMPLES: Proposals = (_samples,)
-"""Those that train with less of each sample."""
+"""Those that train with less of each sample, and at least half of its tokens."""
 INFERENCE: Proposals = (_allocator, _served, _hardware)
 """The same for inference."""

@@ -10,59 +10,83 @@ import numpy as np
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
+from predictor.jobs import survival
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 from predictor.workload.compared import goes_with
 
-_KEEPING = "outputs = model(…); loss = outputs.loss"
+KEEPING = {"next_forward": "outputs = model(…); loss = outputs.loss; loss.backward() in a plain script",
+           "backward": "outputs = model(…); loss = outputs.loss; loss.backward() in a function"}
+"""Value of the key ``keep_outputs`` -> a loop that keeps its outputs so long. The usual one comes first."""
 CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
-def other_loops(job: Job, free_bytes: int = 0) -> Iterator[tuple[str, int]]:
-    """What else the loop may do, in words, and the bytes that it would take more; nothing if the loop is known.
+def other_loops(job: Job, free_bytes: int) -> Iterator[tuple[str, int]]:
+    """Loops with which the job would no longer surely fit, in words, and the bytes that each reserves more.
 
-    First the loop that keeps the model's output; then, if it takes still more, the one that keeps gradients, too.
+    Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. First a loop
+    that keeps the model's output; then, if it takes still more, one that keeps gradients, too. Nothing if the loop is
+    known.
 
     Args:
-        free_bytes: nothing is computed if no other loop can take more than this.
+        job: surely fits; its workload has a capacity.
+        free_bytes: bytes that may be reserved more while it surely fits. Nothing is simulated if the tensors of no
+            other loop take more than this.
     """
     if not is_assumed(job) or _most(job) <= free_bytes:
         return
-    outputs = loop_difference(job)
-    if not outputs:
+    keep, outputs = _first_that_dies(job, free_bytes, "after_step")
+    if keep:
+        yield (f"the model's output is assumed to be freed before backward; {KEEPING[keep]} keeps it (keep_outputs "
+               f"{keep})"), outputs
+    if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
-    yield (f"the model's output is assumed to be freed before backward; {_KEEPING} keeps it (keep_outputs "
-           "next_forward)"), outputs
-    both = loop_difference(job, zero_grad="before_backward") or 0
-    if both > outputs:
-        yield (f"gradients are assumed to be freed right after the optimizer step; {_KEEPING}; optimizer.zero_grad(); "
-               "loss.backward() keeps the output and them (keep_outputs next_forward, zero_grad before_backward)"), both
+    keep, both = _first_that_dies(job, free_bytes, "before_backward")
+    if keep and both > outputs:
+        yield ("gradients are assumed to be freed right after the optimizer step; optimizer.zero_grad() before "
+               f"loss.backward() keeps them, and {KEEPING[keep]} keeps the output (keep_outputs {keep}, zero_grad "
+               "before_backward)"), both
 
 
-def loop_difference(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> int | None:
-    """Bytes by which the requested peak would rise, at most, if the job's loop were another one.
+def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, int]:
+    """The first ``keep_outputs`` with which the job does not surely fit, and the bytes that it reserves more.
+
+    Without one an empty name and 0.
+    """
+    workload = job.workload
+    assert workload.capacity is not None  # only a job with a capacity fits
+    surely, _ = job.margin.limits(workload.capacity)
+    for keep in KEEPING:
+        other = with_loop(job, keep_outputs=keep, zero_grad=zero_grad)
+        if other is not None and not other.fits():
+            return keep, job.margin.capacity(_reserved(other, surely)) - (workload.capacity - free_bytes)
+    return "", 0
+
+
+def _reserved(job: Job, limit_bytes: int) -> int:
+    """The bytes that the runs composed for a limit would reserve without it."""
+    reserved = survival.judge(lambda _: job.runs(limit_bytes), job.setup.allocator, None).reserved
+    return reserved.bytes if reserved.high is None else reserved.high
+
+
+def with_loop(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> Job | None:
+    """The job with another loop than the assumed one; None if :func:`is_assumed` is false.
 
     The default is the loop of a plain script, ``outputs = model(…); loss = outputs.loss; loss.backward(); …``,
-    whose output lives until the next one has its name. The bytes are an upper bound: of what is freed at the end of
-    forward, the output is taken to hold everything but the fp32 copy of the logits that the loss makes, although some
-    of it may belong to the model's local variables.
+    whose output lives until the next one has its name. It takes at least as much as that loop: of what is freed at the
+    end of forward, the output is taken to hold everything but the fp32 copy of the logits that the loss makes, although
+    some of it may belong to the model's local variables.
 
     Args:
         job: of :func:`predictor.jobs.dispatch.prepare`.
         keep_outputs, zero_grad: the keys of the other loop.
-
-    Returns:
-        None if :func:`is_assumed` is false.
     """
     if not is_assumed(job):
         return None
-    workload = job.workload
-    by_hand = "after_step" if workload.engine == "deepspeed" else zero_grad  # which frees gradients itself
-    other = replace(job, formula=replace(job.formula, micro=_keeping(job.formula.micro)),
-                    setup=replace(job.setup, keep_outputs=keep_outputs, zero_grad=by_hand))
-    limit = workload.capacity
-    return max(0, other.run(limit).peak - job.run(limit).peak)
+    by_hand = "after_step" if job.workload.engine == "deepspeed" else zero_grad  # which frees gradients itself
+    return replace(job, formula=replace(job.formula, micro=_keeping(job.formula.micro)),
+                   setup=replace(job.setup, keep_outputs=keep_outputs, zero_grad=by_hand))
 
 
 def is_assumed(job: Job) -> bool:

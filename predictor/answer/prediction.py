@@ -237,6 +237,8 @@ class Remedy:
         peak_allocated_bytes, peak_reserved_bytes: predicted peaks; None if it does not surely fit.
         why_not: the reason why it was not predicted; empty otherwise.
         needs_trace: whether that reason is that the model must be traced first.
+        room_bytes: bytes that the requested peak leaves of what PyTorch surely gets; negative if tensors alone do not
+            fit, None if it was not predicted. A change with room that does not fit fails by idle memory.
     """
 
     changes: tuple[str, ...]
@@ -251,6 +253,7 @@ class Remedy:
     needs_trace: bool = False
     own_words: str = ""
     where: str = ""
+    room_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The remedy as plain data."""

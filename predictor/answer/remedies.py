@@ -61,7 +61,7 @@ class _Trial:
             tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
-            why_not=self.why_not, needs_trace=self.needs_trace)
+            why_not=self.why_not, needs_trace=self.needs_trace, room_bytes=self.room_bytes)
         if self.own:
             remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
         if self.peaks:
@@ -149,6 +149,8 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     assert start.job is not None  # only predicted trials are continued
     workload, keys = start.job.workload, {**start.keys, **change.keys}
     own = workload.source.in_own_words(keys) if workload.source else None
+    if own and "deepspeed" in own.workload:  # the user's config says it in place of the short keys
+        keys = {key: item for key, item in keys.items() if key not in ("zero_stage", "offload")}
     keys = {**keys, **own.workload} if own else keys
     untried = _Trial((*start.made, change), keys, own)
     try:

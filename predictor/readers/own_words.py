@@ -29,6 +29,8 @@ CONFIG_KEYS = frozenset(("zero_stage", "offload", "deepspeed"))
 """Keys of the workload that a DeepSpeed config sets."""
 FOLLOWING = frozenset(("engine", "ddp", "fsdp", *CONFIG_KEYS))
 """Keys whose absence, asked for beside another engine's keys, follows from those."""
+FROM_CONFIG = frozenset(("mixed_precision", "dtype"))
+"""Keys whose values follow where DeepSpeed comes in: it trains without autocast, in the config's dtype."""
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 """Keys of a DeepSpeed config that stay as the user has them: usually "auto"."""
 FRAMEWORK_S = {"quantization": ("prepare", "llm_int8_skip_modules", "bnb_4bit_compute_dtype")}
@@ -118,7 +120,8 @@ class OwnWords:
         """What changes, and the changed DeepSpeed config, if it changes; None if the change cannot be expressed."""
         if "lora" in changes and "recipe" not in changes and now is not None and "lora" not in now.workload:
             changes = {"recipe": "lora", **changes}
-        rest = {key: item for key, item in changes.items() if not _of_config(key)}
+        following = FROM_CONFIG if _brings_config(changes, now) else frozenset()  # _holds checks their values
+        rest = {key: item for key, item in changes.items() if not _of_config(key) and key not in following}
         config = {key: item for key, item in changes.items() if _of_config(key) and item is not None}
         edits = [*self._environment(rest.pop("allocator_conf", None))]
         if now is None:
@@ -147,6 +150,12 @@ class OwnWords:
 
 def _of_config(key: str) -> bool:
     return key in CONFIG_KEYS or key.startswith("deepspeed.")
+
+
+def _brings_config(changes: Mapping[str, Any], now: Reading | None) -> bool:
+    """True if a change gives a DeepSpeed config to a training that has none."""
+    return now is not None and now["deepspeed"] is None and any(
+        changes.get(key) is not None for key in ("deepspeed", "zero_stage"))
 
 
 def _own(form: Format, key: str, item: Any, now: Reading) -> list[Edit] | None:

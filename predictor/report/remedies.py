@@ -9,6 +9,8 @@ from predictor.report.units import size_text
 
 MOST = 3
 """Remedies in the short answer."""
+LONG = 100
+"""Characters of the user's own words, such as a whole DeepSpeed config; longer ones follow what they mean."""
 
 
 def caution(row: Caution) -> str:
@@ -17,37 +19,47 @@ def caution(row: Caution) -> str:
             f"this may take {size_text(row.more_bytes)} more.")
 
 
-def short(judged: Sequence[Remedy] | None) -> list[str]:
-    """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies."""
+def short(judged: Sequence[Remedy] | None, mode: str = "training") -> list[str]:
+    """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies.
+
+    Args:
+        mode: the workload's key.
+    """
     if not judged:
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
-    lines = [remedy_text(remedy) for remedy in fitting[:MOST]] or [_nothing(judged)]
-    unchecked = [change_text(remedy) for remedy in judged if remedy.needs_trace]
+    lines = [remedy_text(remedy, mode) for remedy in fitting[:MOST]] or [_nothing(judged)]
+    unchecked = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy)
+                 for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
         lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
     return lines
 
 
-def remedy_text(remedy: Remedy) -> str:
-    """A remedy as a sentence: what changes, what it needs then, and its price."""
+def remedy_text(remedy: Remedy, mode: str = "training") -> str:
+    """A remedy as a sentence: what changes, what it needs then, and its price. ``mode`` is the workload's key."""
     change = change_text(remedy)
     if remedy.fits is None:
         return f"Not checked: {change}: {remedy.why_not}."
     if not remedy.fits:
-        return f"Does not surely fit: {change}: tensors alone need {size_text(remedy.peak_requested_bytes or 0)}."
+        return f"Does not surely fit: {change}: {_need(remedy)}."
     costs = [cost for cost in remedy.costs if not cost.startswith("nothing")]
     notes = [f"price: {' and '.join(costs)}" if costs else "",
-             f"changes training: {', '.join(remedy.differs)}" if remedy.differs else ""]
+             f"changes {mode}: {', '.join(remedy.differs)}" if remedy.differs else ""]
     note = "; ".join(filter(None, notes))
     return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
 
 
 def change_text(remedy: Remedy) -> str:
-    """The changes, in the words of the user's own file where it has some."""
+    """The changes, in the words of the user's own file where it has some; after the changes if those are long."""
     if not remedy.own_words:
-        return " and ".join(remedy.changes)
-    return remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
+        return _changes(remedy)
+    said = remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
+    return said if len(remedy.own_words) <= LONG else f"{_changes(remedy)}: {said}"
+
+
+def _changes(remedy: Remedy) -> str:
+    return " and ".join(remedy.changes)
 
 
 def _nothing(remedies: Sequence[Remedy]) -> str:
@@ -55,6 +67,16 @@ def _nothing(remedies: Sequence[Remedy]) -> str:
     if not judged:
         return "No change could be checked."
     closest = min(judged, key=lambda remedy: remedy.peak_requested_bytes or 0)
-    return (f"Nothing that was tried surely fits. Closest: {change_text(closest)}, with which tensors alone "
-            f"need {size_text(closest.peak_requested_bytes or 0)}.")
+    return f"Nothing that was tried surely fits. Closest: {change_text(closest)}, with which {_need(closest)}."
+
+
+def _need(remedy: Remedy) -> str:
+    """Why a change does not surely fit: its tensors alone, or the idle memory between them."""
+    requested, room = remedy.peak_requested_bytes or 0, remedy.room_bytes
+    if room is None:
+        return f"tensors alone need {size_text(requested)}"
+    surely = f"the {size_text(requested + room)} that PyTorch surely gets"
+    if room < 0:
+        return f"tensors alone need {size_text(requested)}, more than {surely}"
+    return f"tensors need {size_text(requested)} of {surely}, but with idle memory (fragmentation) it reserves more"
 

@@ -64,7 +64,8 @@ def tail(console: Console, prediction: Prediction) -> None:
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):
             console.print(line)
-    judged = map(remedies.remedy_text, prediction.remedies or ())
+    mode = prediction.workload.get("mode", "training")
+    judged = (remedies.remedy_text(remedy, mode) for remedy in prediction.remedies or ())
     for sentence in (*map(remedies.caution, prediction.cautions), *judged):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)

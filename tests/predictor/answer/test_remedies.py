@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
 
-from predictor import Workload, predict
+from predictor import Workload, predict, readers
 from predictor.answer import changes
 from predictor.answer.remedies import ENOUGH, remedies, with_remedies
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
+from tests.predictor.small import small_llama
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
 JOBS = [
@@ -40,8 +45,8 @@ def test_what_is_said_to_fit_is_predicted_to_fit_with_the_same_bytes(keys):
 @pytest.mark.parametrize("keys", JOBS, ids=str)
 def test_changes_that_keep_training_the_same_come_before_others(keys):
     families = changes.of(Workload(**keys))
-    ranks = [(family[0].is_hardware, bool(family[0].differs)) for family in families]
-    assert ranks == sorted(ranks) and (False, False) in ranks
+    ranks = [(family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine) for family in families]
+    assert ranks == sorted(ranks) and (False, False, False) in ranks
 
 
 def test_of_smaller_batches_the_largest_that_fits_is_chosen():
@@ -109,3 +114,118 @@ def test_the_price_of_a_larger_gpu_says_where_its_capacity_is_assumed():
     assert {change.costs for change in family} == {"a larger GPU", "a larger GPU, of an assumed capacity"}
     for change in family:
         assert ("assumed" in change.costs) == (not gpus.find(change.keys["gpu"]).measured)
+
+
+def test_a_change_whose_tensors_have_room_is_told_from_one_whose_tensors_alone_do_not_fit():
+    workload = Workload(model="llava-1.5-7b", sequence_length=1024, per_device_train_batch_size=4, profile="none",
+                        capacity_bytes=int(52.55 * (1 << 30)))
+    failing = [remedy for remedy in remedies(workload) if remedy.fits is False]
+    assert {remedy.room_bytes >= 0 for remedy in failing} == {True, False}
+    for remedy in failing:
+        other = workload.replace(**remedy.keys)
+        alone = predict(other.replace(capacity_bytes=None))
+        surely = workload.capacity_bytes - ASSUMED_RUNTIME_BYTES
+        assert surely - remedy.peak_requested_bytes == remedy.room_bytes
+        assert alone.peak_requested_bytes == remedy.peak_requested_bytes
+        assert alone.peak_reserved_bytes > surely
+
+
+@pytest.mark.parametrize(("precision", "text", "differs"), [
+    ({"dtype": "fp32"}, "engine ddp → ZeRO-2", ""),
+    ({"dtype": "bf16"}, "engine ddp → ZeRO-2", "bf16 weights with fp32 master weights"),
+    ({"dtype": "bf16", "mixed_precision": "bf16"}, "engine ddp → ZeRO-2, mixed_precision bf16 → none",
+     "bf16 weights with fp32 master weights, without autocast"),
+    ({"dtype": "fp32", "mixed_precision": "bf16"}, "engine ddp → ZeRO-2, mixed_precision bf16 → none, dtype fp32 → bf16",
+     "bf16 weights with fp32 master weights, without autocast"),
+], ids=str)
+def test_deepspeed_in_place_of_ddp_says_how_the_precision_changes_and_all_that_is_to_type(precision, text, differs):
+    workload = Workload(**LLAVA | {"engine": "ddp", "data_parallel_size": 2, "gpu": "h100-80gb"} | precision)
+    change = _to_deepspeed(workload)
+    assert (change.text, change.differs) == (text, differs)
+    other = workload.replace(**change.keys)
+    given = {key: value for key, value in change.keys.items() if value is not None}
+    typed = LLAVA | {"data_parallel_size": 2, "gpu": "h100-80gb"} | given
+    assert other == Workload(**typed)
+    named = {"zero_stage"} | {key for key in ("mixed_precision", "dtype") if getattr(other, key) != getattr(workload, key)}
+    assert all(key in text for key in named - {"zero_stage"}) and "ZeRO-2" in text
+
+
+def _to_deepspeed(workload: Workload) -> changes.Change:
+    (change,) = (family[0] for family in changes.of(workload) if family[0].is_other_engine)
+    return change
+
+
+@pytest.mark.parametrize(("launcher", "sections"), [
+    ("torchrun --nproc_per_node 8", {"stage": 2}), ("torchrun --nproc_per_node 1", {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
+], ids=["ddp", "one GPU"])
+def test_a_trainer_command_gets_deepspeed_in_its_own_words(tmp_path, launcher, sections):
+    (tmp_path / "job.sh").write_text(
+        f"{launcher} llava/train/train_mem.py --model_name_or_path lmsys/vicuna-7b-v1.5 --bf16 True --mm_projector_type "
+        "mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336 --model_max_length 2048 --output_dir out\n")
+    keys, source = readers.read(path=str(tmp_path / "job.sh"))
+    workload = Workload.from_mapping({"gpu": "a100-40gb", **keys}).read_from(source)
+    own = source.in_own_words(_to_deepspeed(workload).keys)
+    words = shlex.split(own.text)
+    assert words[0] == "--deepspeed" and sections.items() <= json.loads(words[1])["zero_optimization"].items()
+    assert own.workload["mixed_precision"] is None and "without autocast" in _to_deepspeed(workload).differs
+
+
+def test_a_plain_command_that_cannot_say_deepspeed_is_told_that_it_needs_a_config(tmp_path):
+    (tmp_path / "job.sh").write_text("python llava/train/train_mem.py --model_name_or_path lmsys/vicuna-7b-v1.5 --bf16 True "
+                                     "--mm_projector_type mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336 "
+                                     "--model_max_length 2048 --output_dir out\n")
+    keys, source = readers.read(path=str(tmp_path / "job.sh"))
+    change = _to_deepspeed(Workload.from_mapping({"gpu": "a100-40gb", **keys}).read_from(source))
+    assert source.in_own_words(change.keys) is None
+    assert change.text.endswith(", which needs a DeepSpeed config")
+
+
+def test_a_job_that_becomes_deepspeeds_in_the_users_words_is_that_of_the_changed_file(tmp_path, monkeypatch):
+    document = small_llama()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(document))
+    command = (f"torchrun --nproc_per_node 2 train.py --model_name_or_path {tmp_path / 'model'} --bf16 True "
+               "--max_length 64 --output_dir out --per_device_train_batch_size 2")
+    (tmp_path / "job.sh").write_text(command + "\n")
+    keys, source = readers.read(path=str(tmp_path / "job.sh"))
+    workload = Workload.from_mapping({"capacity_bytes": 1 << 40, **keys}).read_from(source)
+    change = _to_deepspeed(workload)
+    monkeypatch.setattr(changes, "of", lambda _: [(change,)])
+    (chosen,) = remedies(workload, every=True, trace=True)
+    (tmp_path / "changed.sh").write_text(f"{command} {chosen.own_words}\n")
+    changed, _ = readers.read(path=str(tmp_path / "changed.sh"))
+    prediction = predict(Workload.from_mapping({"capacity_bytes": 1 << 40, **changed}))
+    assert prediction.verdict == "fits" and chosen.fits
+    assert (prediction.peak_requested_bytes, prediction.peak_reserved_bytes) == (
+        chosen.peak_requested_bytes, chosen.peak_reserved_bytes)
+
+
+def test_sequences_are_cut_below_half_where_longer_ones_do_not_fit(monkeypatch):
+    long = Workload(**LLAVA | {"sequence_length": 4096, "zero_stage": 2, "data_parallel_size": 8, "profile": "none"})
+    shorter = predict(long.replace(sequence_length=1024)).peak_reserved_bytes
+    workload = long.replace(capacity_bytes=shorter + ASSUMED_RUNTIME_BYTES)
+    family = next(family for family in changes.of(workload) if "sequence_length" in family[0].keys)
+    lengths = [change.keys["sequence_length"] for change in family]
+    assert lengths == sorted(set(lengths), reverse=True) and lengths[-1] == 512
+    assert all(change.differs for change in family)
+    monkeypatch.setattr(changes, "of", lambda _: [family])
+    (chosen,) = remedies(workload)
+    assert chosen.fits and 1024 <= chosen.keys["sequence_length"] < 2048
+    before = lengths[lengths.index(chosen.keys["sequence_length"]) - 1]
+    assert predict(workload.replace(sequence_length=before)).verdict != "fits"
+
+
+@pytest.mark.parametrize("length", [600, 1024, 4096, 8192, 131072])
+def test_a_family_of_lengths_stays_short_below_half(length):
+    family = next(family for family in changes.of(Workload(**LLAVA | {"sequence_length": length, "gpu": "l40s"}))
+                  if "sequence_length" in family[0].keys)
+    below = [change.keys["sequence_length"] for change in family if change.keys["sequence_length"] < length // 2]
+    assert len(below) <= 6 and all(size >= length // 8 for size in below)
+
+
+def test_one_gpu_gets_the_optimizer_on_the_host_by_deepspeed():
+    workload = Workload(**LLAVA | {"sequence_length": 1024, "per_device_train_batch_size": 4, "gpu": "a100-40gb"})
+    chosen = next(remedy for remedy in remedies(workload) if "optimizer → host" in remedy.changes[0])
+    assert chosen.fits and "DeepSpeed" in chosen.costs[0] and chosen.differs
+    other = workload.replace(**chosen.keys)
+    assert (other.engine, other.zero_stage, other.offload) == ("deepspeed", 2, "optimizer")

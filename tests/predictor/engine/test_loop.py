@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from predictor import readers
-from predictor.answer.loop_difference import loop_difference, other_loops
+from predictor import predict, readers
+from predictor.answer.loop_difference import KEEPING, other_loops, with_loop
 from predictor.common.errors import InputError
 from predictor.engine.setup import STEPS
 from predictor.events.events import MOMENTS, Moment
 from predictor.explore import packing
 from predictor.formula import formula
 from predictor.formula.store import Key
-from predictor.jobs import dispatch
+from predictor.jobs import dispatch, survival
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_llama
 
@@ -120,6 +120,12 @@ def test_the_kept_buffers_are_in_the_file_and_checked(job, tmp_path):
 # --- the difference without another trace -------------------------------------------------------------
 
 
+def loop_difference(job, **loop):
+    """Bytes by which the requested peak rises with another loop; None if the job's loop is known."""
+    other = with_loop(job, **loop)
+    return other and other.run(None).peak - job.run(None).peak
+
+
 @pytest.mark.parametrize("keys", [{}, {"gradient_checkpointing": False}, {"gradient_accumulation_steps": 2},
                                   {"engine": "ddp", "data_parallel_size": 2}, {"zero_stage": 2, "data_parallel_size": 2},
                                   {"zero_stage": 3, "data_parallel_size": 2}, {"engine": "fsdp2", "data_parallel_size": 2}],
@@ -145,12 +151,31 @@ def test_the_difference_of_gradients_is_that_of_the_key(job):
     assert loop_difference(job(), zero_grad="before_backward") >= known - job().run(None).peak
 
 
-def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_takes(job):
-    (outputs, one), (gradients, both) = other_loops(job(gradient_checkpointing=False))
+def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_reserves():
+    keys = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "profile": "none",
+            "allocator_conf": "expandable_segments:True"}
+    plain = dispatch.prepare(Workload(**keys))
+    before, with_outputs, with_both = (
+        survival.judge(other.runs, other.setup.allocator, None).reserved.bytes for other in (
+            plain, with_loop(plain), with_loop(plain, zero_grad="before_backward")))
+    tight = dispatch.prepare(Workload(**keys, capacity_bytes=before + plain.margin.runtime_high))
+    (outputs, one), (gradients, both) = other_loops(tight, 0)
     assert "the model's output is assumed to be freed before backward" in outputs and "keep_outputs next_forward" in outputs
     assert "zero_grad before_backward" in gradients
-    assert 0 < one == loop_difference(job(gradient_checkpointing=False)) < both
-    assert list(other_loops(job(keep_outputs="none"))) == []
+    assert (one, both) == (with_outputs - before, with_both - before)
+    assert 0 < one < both
+    known = dispatch.prepare(tight.workload.replace(keep_outputs="none"))
+    assert list(other_loops(known, 0)) == []
+
+
+def test_the_loop_of_a_caution_no_longer_fits_when_it_is_typed():
+    asked = Workload(model="llava-1.5-7b", sequence_length=2048, per_device_train_batch_size=29, zero_stage=2,
+                     data_parallel_size=8, gpu="h100-80gb")
+    said = [caution.text for caution in predict(asked).cautions]
+    named = [keep for keep in KEEPING if any(f"(keep_outputs {keep})" in text for text in said)]
+    assert named == ["backward"]
+    verdicts = {keep: with_loop(dispatch.prepare(asked), keep_outputs=keep).judge().verdict for keep in KEEPING}
+    assert {keep for keep in KEEPING if verdicts[keep] != "fits"} == {"backward"}
 
 
 def test_a_loop_that_was_not_compared_is_not_estimated(job):

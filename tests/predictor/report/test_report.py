@@ -217,6 +217,21 @@ def test_a_remedy_that_changes_training_says_so():
         "Fits with optimizer → host: 3.00 GiB reserved (changes training: adapters train).")
 
 
+def test_in_inference_a_remedy_changes_inference():
+    changing = replace(FIT, costs=("more batches",), differs=("fewer sequences at once",))
+    assert remedies.short((changing,), "inference") == [
+        "Fits with optimizer → host: 3.00 GiB reserved (price: more batches; changes inference: fewer sequences at once)."]
+
+
+def test_where_tensors_have_room_a_remedy_fails_by_fragmentation_and_else_by_tensors():
+    assert remedies.remedy_text(replace(DIES, room_bytes=GIB)) == (
+        "Does not surely fit: optimizer → host: tensors need 1.00 GiB of the 2.00 GiB that PyTorch surely gets, but with "
+        "idle memory (fragmentation) it reserves more.")
+    assert remedies.remedy_text(replace(DIES, room_bytes=-GIB // 2)) == (
+        "Does not surely fit: optimizer → host: tensors alone need 1.00 GiB, more than the 512.00 MiB that PyTorch surely "
+        "gets.")
+
+
 def test_the_short_answer_names_three_remedies_that_fit():
     assert len(remedies.short((DIES, *[FIT] * 5, UNKNOWN))) == 3
 
