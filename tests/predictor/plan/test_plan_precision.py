@@ -57,12 +57,12 @@ def test_on_one_gpu_the_loop_of_a_configuration_with_adapters_is_proposed_and_no
 
 def test_a_loop_with_another_autocast_is_looked_at(tmp_path, capsys, llama):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA | {"bf16": False, "fp16": True})
-    assert ("torch", "fp32", "fp16") in map(chosen, planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing", "--top", "9")["ranking"])
+    assert ("torch", "fp32", "fp16") in map(chosen, planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing,instead", "--top", "9")["ranking"])
 
 
 def test_a_dtype_by_an_option_stays_under_the_autocast_of_the_configuration(tmp_path, capsys, llama):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA)
-    assert chosen(planned(capsys, "--from", path, "--keep", "optim,offload", "--dtype", "bf16")["proposed"]) == ("torch", "bf16", "bf16")
+    assert chosen(planned(capsys, "--from", path, "--keep", "optim,offload,instead", "--dtype", "bf16")["proposed"]) == ("torch", "bf16", "bf16")
 
 
 def test_weights_of_bf16_are_no_other_training_where_the_configuration_has_them(tmp_path, capsys, llama):
@@ -79,14 +79,14 @@ def test_frozen_weights_are_of_bf16_where_adapters_alone_train(llama):
 
 def test_weights_of_bf16_are_another_training_where_more_than_adapters_trains(tmp_path):
     llava = written(tmp_path, "config.json", small_config())
-    made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9))
+    made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9, keep=["instead"]))
     differs = {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE}
     assert differs[WIDE] == () and all("without fp32 master weights" in "".join(differs[name]) for name in (UNDER, NARROW))
 
 
 def test_both_dtypes_that_are_given_are_those_of_the_plain_loop(llama):
     given = {"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30, "dtype": "bf16", "mixed_precision": "bf16"}
-    found = plan(given | FEW, Wanted(global_batch_size=8)).found
+    found = plan(given | FEW, Wanted(global_batch_size=8, keep=["instead"])).found
     assert [(one.setting.method, one.setting.differs) for one in found.fitting] == [(UNDER, ())]
 
 
@@ -95,7 +95,7 @@ def test_weights_of_fp32_are_not_called_bf16():
 
 
 def test_on_one_gpu_a_plain_loop_that_fits_is_shown_though_it_costs_more(llama):
-    made = plan({"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=1))
+    made = plan({"model": llama, "recipe": "full", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=1, keep=["instead"]))
     first, plain = made.found.fitting
     assert (first.setting.sharing, plain.setting.method) == ("", WIDE)
     assert first.estimate.seconds_per_sample < plain.estimate.seconds_per_sample and not first.setting.differs + plain.setting.differs
@@ -115,7 +115,7 @@ def test_notes_are_about_the_proposed_workload(tmp_path, capsys, llama):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA)
     fetched = "inputs of a step's further micro-batches, which the Trainer fetches in advance"
     for words, steps in ((), 1), (("--per-device-train-batch-size", "1"), 8):
-        found = planned(capsys, "--from", path, "--keep", "optim,offload", "--top", "1", *words)
+        found = planned(capsys, "--from", path, "--keep", "optim,offload,instead", "--top", "1", *words)
         assert found["proposed"]["gradient_accumulation_steps"] == steps and (fetched in found["not_modelled"]) == (steps > 1)
 
 
