@@ -170,15 +170,16 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
     A change that makes training different is made only where no other lowers the peak. None if at most one change
     lowers it.
     """
-    best, rows = start, singles
+    best, rows = start, list(singles)
     for _ in range(MOST_TOGETHER - 1):
         lowest = _lowest(rows, best)
         if lowest is None:
             break
-        best, rows = lowest, list(_singles(lowest, progress))
-        fitting = next((row for row in rows if row.fits), None)
-        if fitting:
-            return fitting
+        best, rows = lowest, []
+        for row in _singles(lowest, progress):
+            if row.fits:
+                return row
+            rows.append(row)
     return best if len(best.made) > 1 else None
 
 
