@@ -34,8 +34,7 @@ LOG may have anything around the error, and the lines of several ranks ("[rank3]
 explained in full. Without a job's options the answer is from the message alone. With them, the job is predicted on
 the GPU of the message (name it with --gpu, for its kernels), the predicted failure is compared with the reported
 one, and remedies are judged with the memory that PyTorch had there. MODEL follows LOG; give - for LOG to read standard
-input. The answer has at most 40 lines of 100
-columns; --details prints all.
+input. The answer has at most 40 lines of 100 columns; --details prints all.
 
 exit codes: 0 a message was explained, 2 bad input, or no out-of-memory message in it
 """

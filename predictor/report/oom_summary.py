@@ -37,7 +37,6 @@ MEANING = oom.MEANING | {
     Holder.REST: "CUDA context, NCCL, libraries, other processes",
 }
 
-
 Part = tuple["str | Table", str]
 """A sentence or a table, and the style of the sentence."""
 
