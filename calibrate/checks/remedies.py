@@ -33,13 +33,14 @@ from predictor.answer.remedies import remedies
 from predictor.common.value_types import thaw
 from predictor.engine.engines import Offloading
 from predictor.jobs import dispatch, training_job
+from predictor.jobs.training_job import Job
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 NUMBER, SEED = 30, 20261123
 SHARES = (0.7, 0.98)
 """Memory of a job's GPU, relative to what the job needs at least."""
-MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+MOST_OFFLOADED_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 """Half of this machine's memory. A job is built on the host, and takes the rest."""
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "model": ("llava-1.5-7b",), "sequence_length": (768, 1024, 1536, 2048, 3072),
@@ -71,21 +72,22 @@ def tried(entry: Mapping[str, Any]) -> Row:
         if remedy.fits:
             assert job.capacity_bytes is not None  # set above
             other = job.replace(**remedy.keys)
-            surely, _ = dispatch.prepare(other).margin.limits(job.capacity_bytes)
-            other = other.replace(capacity_bytes=surely)
-            offloaded = _offloaded_bytes(other)
+            changed = dispatch.prepare(other)
+            surely, _ = changed.margin.limits(job.capacity_bytes)
+            offloaded = _offloaded_bytes(changed)
             rows.append({"change": " and ".join(remedy.changes), "must_survive": True,
-                         **(_ran(other) if offloaded < MACHINE_BYTES else {"offloaded_bytes": offloaded}),
+                         **(_ran(other.replace(capacity_bytes=surely)) if offloaded < MOST_OFFLOADED_BYTES else
+                            {"offloaded_bytes": offloaded}),
                          "predicted_reserved_bytes": remedy.peak_reserved_bytes})
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated",
             "job": thaw(entry["job"]), "share": entry["share"], "verdict": judged.verdict, "runs": rows}
 
 
-def _offloaded_bytes(workload: Workload) -> int:
+def _offloaded_bytes(job: Job) -> int:
     """Bytes that a rank keeps on the host, beside the model that it is built from."""
-    job = dispatch.prepare(workload)
-    engine = training_job.engine_of(job.formula, job.setup)
-    return sum(cast(Offloading, engine).host().held.values()) if workload.offload else 0
+    if not job.workload.offload:
+        return 0
+    return sum(cast(Offloading, training_job.engine_of(job.formula, job.setup)).host().held.values())
 
 
 def _ran(workload: Workload) -> dict[str, Any]:
