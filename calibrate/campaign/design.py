@@ -8,6 +8,8 @@ Settings take turns, and a setting goes through its levels turn by turn. So each
 the jobs. These jobs are its *group*, which a cross-validation may leave out.
 
 Held-out jobs are drawn at random, also level by level. No fitted job has their shapes, nor some of their models.
+
+The jobs of :data:`COMMUNICATORS` and :data:`LIFETIMES` are listed, because their keys go with few engines only.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ ROLES = ("fit", "holdout", "validation")
 COMMUNICATORS = "communicators"
 """Group of the jobs that create NCCL communicators, to measure their memory. They have no prediction."""
 
+LIFETIMES = "lifetimes"
+"""Group of the jobs whose loops keep outputs or gradients for longer than the reference loop."""
+
 FIT, HELD_OUT = 57, 64
 QUICK_FIT, QUICK_HELD_OUT = 11, 6
-"""Numbers of jobs, without those of :data:`COMMUNICATORS`."""
+"""Numbers of jobs, without those of :data:`COMMUNICATORS` and :data:`LIFETIMES`."""
 
 SECONDS = {False: (8.0, 6.0, 32.0), True: (14.0, 7.5, 32.0)}
 """Expected seconds of a job with DeepSpeed, of one without, and of a full model, by whether the GPU is emulated. Real
@@ -150,7 +155,7 @@ def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
 def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None,
              emulated: bool = False) -> list[Job]:
     """All jobs, the most informative first: two fitted jobs, then one held-out job, and so on; then the remaining
-    held-out jobs, then full models. The jobs of a quick campaign are a subset of the full campaign's.
+    held-out jobs, then other loops, then full models. The jobs of a quick campaign are a subset of the full campaign's.
 
     Args:
         communicators: whether to include the jobs that create NCCL communicators.
@@ -166,7 +171,9 @@ def campaign(*, quick: bool = False, communicators: bool = True, degree: int | N
     while fit or held_out:
         jobs += [*fit[:2], *held_out[:1]]
         fit, held_out = fit[2:], held_out[1:]
-    jobs += [] if quick else [Job(keys, "validation", "whole models") for keys in _at_degree(FULL_MODEL_JOBS, degree)]
+    if not quick:
+        jobs += [Job(keys, "fit", LIFETIMES) for keys in _lifetimes(degree)]
+        jobs += [Job(keys, "validation", "whole models") for keys in _at_degree(FULL_MODEL_JOBS, degree)]
     return [replace(job, emulated=emulated) for job in jobs]
 
 
@@ -208,6 +215,18 @@ def _communicators() -> list[Job]:
     return [Job({"model": "grouped-2-2", "per_device_train_batch_size": 1, "sequence_length": 1024,
                  "images_per_sample": 1, "engine": "ddp", "data_parallel_size": size, "rank": 0}, "fit", COMMUNICATORS)
             for size in (8, 2, 4)]
+
+
+def _lifetimes(degree: int | None) -> list[Mapping[str, Any]]:
+    """Loops that keep outputs, gradients or both. DeepSpeed frees gradients itself; torchrun runs no plain PyTorch."""
+    shape = {"per_device_train_batch_size": 4, "sequence_length": 1024, "images_per_sample": 1}
+    keeping: list[Mapping[str, Any]] = [{"keep_outputs": keep} for keep in ("backward", "next_forward")]
+    freeing = [{"zero_grad": place} for place in ("before_forward", "before_backward")]
+    zero2 = [{"model": "llava-1.5-7b-2-2", **shape, "zero_stage": 2, "data_parallel_size": 8, "rank": 0, **keys}
+             for keys in keeping]
+    torch = [{"model": "grouped-2-2", **shape, "engine": "torch", **keys}
+             for keys in (*keeping, *freeing, *({**keep, **free} for keep in keeping for free in freeing))]
+    return _at_degree([*zero2, *([] if degree else torch)], degree)
 
 
 def _levels(levels: Levels, degree: int | None) -> Levels:

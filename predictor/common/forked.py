@@ -54,7 +54,7 @@ def _start(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled once, by the process that waits
-    gc.freeze()  # looking through what was inherited would copy its pages
+    gc.disable()  # looking through what was inherited would copy its pages, and a worker ends soon
 
 
 def _apply(item: Any) -> Any:
