@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
@@ -38,6 +39,8 @@ COMMANDS = {
 # (command, option) -> the module whose ``run(arguments)`` takes over if the option is given.
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}
 
+WIDTH = 100
+"""Characters in a line of the list of commands."""
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2
 BROKEN_PIPE = 128 + 13
@@ -150,7 +153,8 @@ def _overview() -> str:
     def summary(module: ModuleType) -> str:
         return (module.__doc__ or "").strip().partition("\n")[0]
 
-    lines = [f"  {name:<10} {summary(importlib.import_module(path))}" for name, path in COMMANDS.items()]
+    lines = [line for name, path in COMMANDS.items() for line in textwrap.wrap(
+        f"  {name:<10} {summary(importlib.import_module(path))}", WIDTH, subsequent_indent=" " * 13)]
     return "\n".join([
         "usage: peakcast COMMAND [options]", "",
         "Predicts the peak GPU memory of training a multimodal model, or of its replies, without a GPU.", "",

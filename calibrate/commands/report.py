@@ -14,15 +14,19 @@ from predictor.common.streams import say
 from predictor.common.value_types import Invalid, Whole
 
 CHOICES = ("none", "fast", "all")
+WORST = 3
+"""Cases that are explained, unless the user asks for another number."""
 EXAMPLES = """examples:
   peakcast report profiles/h100-80gb
+  peakcast report profiles/h100-80gb --details
   peakcast report measurement.json campaign.jsonl --profile h100.json -o report
   peakcast report profiles/h100-80gb --gate profiles/gates.toml
   peakcast report profiles/h100-80gb --baselines fast -o report      then open report/report.html
 
 RECORDS are files or directories of measurements: records of peakcast measure --json -o, the measurements of peakcast
 calibrate, and the compact rows of profiles/. Files and rows that cannot be read, are duplicates or cannot be predicted
-are skipped, and named. A model that no shipped formula covers is traced once (some seconds; needs torch).
+are skipped, and named. A model that no shipped formula covers is traced once (some seconds; needs torch). The answer
+has at most 40 lines of 100 columns, unless --worst asks for cases; --details prints all.
 
 exit codes: 0 the report is made and every gate holds, 1 a gate is broken, 2 bad input
 """
@@ -34,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", metavar="FILE",
                         help="predict with this profile; none: without a profile; default: as predict does")
     parser.add_argument("--gate", metavar="FILE", help="thresholds by group (TOML); exit code 1 if one is broken")
-    parser.add_argument("--worst", default="3", metavar="N",
-                        help="explain at least the N worst cases; errors beyond 2 %% are always explained; default: 3")
+    parser.add_argument("--worst", metavar="N",
+                        help=f"explain the N worst cases; --details explains {WORST} and all errors beyond 2 %%")
     parser.add_argument("--baselines", choices=CHOICES, default="none",
                         help="also compare other methods (Eq. 1 of the paper, DeepSpeed's and accelerate's "
                              "estimators, states only); all: PyTorch's MemTracker too, a minute for each model and "
@@ -44,13 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="the report as JSON, and nothing else, on the output")
     group.add_argument("-o", "--output", metavar="DIR",
                        help="also write report.html, report.json, report.md and cases.csv into this directory")
+    output.add_details(parser, "all groups, xMem's figures, the paper's jobs, the worst cases with their causes, and "
+                       "all that was skipped")
     group.add_argument("--force", action="store_true", help="overwrite an existing report")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Compares, reports and writes; the exit code says whether every gate holds."""
     try:
-        worst = Whole(0, 1 << 20).from_text(arguments.worst)
+        worst = None if arguments.worst is None else Whole(0, 1 << 20).from_text(arguments.worst)
     except Invalid as error:
         raise InputError(f"--worst {error}") from None
     from calibrate.regression import files, gates, report
@@ -65,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         profile.find(arguments.profile)  # reports a mistake before every case is skipped because of it
     cases, skipped = files.read(arguments.records)
-    comparison = report.make(cases, skipped, profile=arguments.profile, worst=worst, progress=_progress,
-                       said=None if arguments.baselines == "none" else
+    comparison = report.make(cases, skipped, profile=arguments.profile, worst=WORST if worst is None else worst,
+                       progress=_progress, said=None if arguments.baselines == "none" else
                        partial(estimates, slow=arguments.baselines == "all"))
     results = [gates.check(gate, comparison.comparisons) for gate in limits]
     provenance = {"command": " ".join(["peakcast", *sys.argv[1:]]), "profile": arguments.profile}
@@ -79,9 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
         return document(comparison, results, **provenance)
 
     def text(console) -> None:
-        from calibrate.report.regression.text import report
+        from calibrate.report.regression import summary, text
 
-        report(console, comparison, results)
+        if arguments.details:
+            return text.report(console, comparison, results)
+        summary.report(console, comparison, results, worst=worst)
 
     output.write(argparse.Namespace(json=arguments.json, output=None), document, text)
     broken = [line for result in results for line in result.broken]

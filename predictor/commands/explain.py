@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   peakcast explain llava-1.5-7b --sequence-length 1024 --per-device-train-batch-size 16 \\
       --data-parallel-size 8 --zero-stage 2
+  peakcast explain --workload job.yaml --details
   peakcast explain --workload job.yaml --layers all --moments 10
   peakcast explain --workload job.yaml --picture timeline.svg
   peakcast explain --measured record.json
 
-The last one puts a measurement (peakcast measure … --snapshot FILE --json -o record.json) beside its
-prediction, allocation by allocation; its exit code is 0.
+The answer has at most 40 lines of 100 columns, unless --moments or --layers ask for more; --details prints all,
+with 5 moments and 15 layers. The last example puts a measurement (peakcast measure … --snapshot FILE --json -o
+record.json) beside its prediction, allocation by allocation; its exit code is 0.
 
 exit codes: 0 it fits or no GPU was named, 1 it does not fit or is uncertain, 2 bad input
 """
@@ -30,10 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     output.add_output(parser)
+    output.add_details(parser, "5 moments, 15 layers, the run as a chart, all notes, the calibration, sources and "
+                       "defaults of the values, and what is not modelled")
     group = parser.add_argument_group("what to show")
     options.add_samples(group)
-    group.add_argument("--moments", default="5", metavar="N", help="highest moments to show; default: 5")
-    group.add_argument("--layers", default="15", metavar="N|all", help="largest layers to show; default: 15")
+    group.add_argument("--moments", metavar="N", help="highest moments to show; default: as many as fit on one screen")
+    group.add_argument("--layers", metavar="N|all", help="largest layers to show; default: as many as fit")
     group.add_argument("--picture", metavar="FILE.svg", help="also draw the run as an SVG file: allocated bytes "
                        "by factor, reserved bytes, and the GPU's memory")
     group.add_argument("--measured", metavar="RECORD", help="explain this measurement by its prediction instead")
@@ -41,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts, explains, and draws. The exit code says whether the workload fits."""
-    moments = _count("--moments", arguments.moments)
-    layers = None if arguments.layers == "all" else _count("--layers", arguments.layers)
+    asked = _asked(arguments)
     for path in (arguments.output, arguments.picture):
         output.check_path(path, arguments.force)
     output.check_different(arguments.picture, arguments.output, "--picture and -o")
@@ -63,12 +66,21 @@ def run(arguments: argparse.Namespace) -> int:
         return document(prediction)
 
     def report(console: Console) -> None:
-        from predictor.report.explain import report
+        from predictor.report import explain
 
-        report(console, prediction, moments=moments, layers=layers)
+        (explain.report if arguments.details else explain.short)(console, prediction, **asked)
 
     output.write(arguments, document, report)
     return options.exit_code(prediction)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, int]:
+    """The numbers of moments and layers that the user asked for, as arguments of the report."""
+    from predictor.report.explain import ALL
+
+    asked = {"moments": arguments.moments and _count("--moments", arguments.moments),
+             "layers": ALL if arguments.layers == "all" else arguments.layers and _count("--layers", arguments.layers)}
+    return {name: number for name, number in asked.items() if number is not None}
 
 
 def _count(option: str, text: str) -> int:

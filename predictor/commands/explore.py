@@ -73,11 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
                "left_out": choices.left_out}
 
     def report(console: Console) -> None:
+        from predictor.report.layout import print_wrapped
+
         engines = ", ".join(engine["label"] for engine in made.document["engines"])
-        console.print(f"{written['path']}: {written['bytes'] / 1024:,.0f} KiB, {engines}; {len(choices.gpus)} GPUs. "
-                      "Open it in a browser; it needs no network.", soft_wrap=True)
-        for name, reason in choices.left_out.items():
-            console.print(f"Left out: {name}: {reason}", soft_wrap=True)
+        print_wrapped(console, f"{written['path']}: {written['bytes'] / 1024:,.0f} KiB, {engines}; "
+                               f"{len(choices.gpus)} GPUs. Open it in a browser; it needs no network.",
+                      *(f"Left out: {name}: {reason}" for name, reason in choices.left_out.items()))
 
     arguments.output = None  # -o named the page; the summary goes to stdout
     output.write(arguments, lambda: written, report)

@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   peakcast models
+  peakcast models --details
   peakcast models llava-1.5-7b
   peakcast models qwen2.5-vl-7b --recipe lora --image-size 768x1024 --sequence-length 2048
   peakcast models path/to/config.json --no-step --json
 
-Without MODEL, the command lists every known name with its parameters by module and its tokens per image. This
-needs no torch. With MODEL, it builds the model on PyTorch's meta device (pip install 'peakcast[trace]'), which
-takes no memory for weights, and predicts a training step. The options of a workload are those of peakcast
-predict; the command chooses values for needed options that are left out, and names them.
+Without MODEL, the command lists every known name with its parameters; --details adds its architecture, parameters by
+module and tokens per image. This needs no torch. With MODEL, it builds the model on PyTorch's meta device (pip install
+'peakcast[trace]'), which takes no memory for weights, and predicts a training step. The options of a workload are those
+of peakcast predict; the command chooses values for needed options that are left out, and names them. The answer has at
+most 40 lines of 100 columns; --details prints all.
 
 exit codes: 0 all is well, 2 bad input, or a model that cannot be built
 """
@@ -31,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the workload and of the output."""
     options.add_workload(parser)
     output.add_output(parser)
+    output.add_details(parser, "of the list, architectures, parameters by module and tokens of a picture; of a model, "
+                       "all layers, the largest weights and notes")
     parser.add_argument("--no-step", action="store_true", help="do not predict a training step of the model")
 
 
@@ -51,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         return document(page)
 
     def report(console: Console) -> None:
-        from predictor.report.models import report
+        from predictor.report import models, models_summary
 
-        report(console, page)
+        (models if arguments.details else models_summary).report(console, page)
 
     output.write(arguments, document, report)
     return 0
@@ -75,8 +79,8 @@ def _listed(arguments: argparse.Namespace) -> None:
     known = model_list.listed()
 
     def report(console: Console) -> None:
-        from predictor.report.models import overview
+        from predictor.report import models, models_summary
 
-        overview(console, known)
+        (models if arguments.details else models_summary).overview(console, known)
 
     output.write(arguments, lambda: {name: to_plain(model) for name, model in known.items()}, report)

@@ -56,9 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with a job: judge every change that may help, and trace the model for those that need it "
                              "(minutes); without it, those that fit first")
     output.add_output(parser)
-    parser.add_argument("--details", action="store_true",
-                        help="print everything: bytes, all facts about the message, further messages of the log, the "
-                             "predicted memory by module, and the snapshot's blocks by line of code")
+    output.add_details(parser, "bytes, all facts about the message, further messages of the log, the predicted memory "
+                       "by module, and the snapshot's blocks by line of code")
 
 
 def run(arguments: argparse.Namespace) -> int:

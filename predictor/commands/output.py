@@ -26,6 +26,15 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
+def add_details(parser: argparse.ArgumentParser, more: str) -> None:
+    """Adds ``--details``, without which the answer fits on one screen.
+
+    Args:
+        more: what it adds to the answer.
+    """
+    parser.add_argument("--details", action="store_true", help=f"print everything: {more}")
+
+
 def check_path(path: str | None, force: bool) -> None:
     """Rejects a path that the result cannot be written to, before anything is computed.
 

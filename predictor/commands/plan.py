@@ -19,14 +19,20 @@ EXAMPLES = """examples:
   peakcast plan --workload job.yaml --deepspeed zero2.json --gpu h100-80gb   (what each knob saves)
   peakcast plan --from finetune.sh --gpu h100-80gb --gpus 8                   (the same training, cheaper)
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
+  peakcast plan --workload job.yaml --gpu h100-80gb --details
 
 Every key that is given keeps its value; all others may vary. Configurations that train the same model rank first.
 After them come those with 8-bit optimizer states, other recipes or weights without fp32 masters, and those that
 Hugging Face's Trainer does not run as planned (FSDP2, data parallelism over tensor parallelism). --gpus lets tensor
-parallelism vary; --data-parallel-size and --tensor-parallel-size keep their values.
+parallelism vary; --data-parallel-size and --tensor-parallel-size keep their values. The answer has at most 40 lines
+of 100 columns, unless --top asks for more rows; --details prints all.
 
 exit codes: 0 a configuration fits, 1 none fits, 2 bad input
 """
+
+
+TOP = 5
+"""Configurations that are ranked, unless the user asks for another number."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vary", metavar="AXIS,…", type=_names, default=(), help=f"also vary: {asked}")
     group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, "
                        f"{INSTEAD} (on one GPU: adapters, shorter sequences, smaller pictures)")
-    group.add_argument("--top", metavar="N", type=_count, default=5, help="number of configurations to rank; default: "
-                       "5; on one GPU the cheapest plain loop is always added")
+    group.add_argument("--top", metavar="N", type=_count, help=f"number of configurations to rank; default: {TOP}; on "
+                       "one GPU the cheapest plain loop is always added")
     group.add_argument("--no-trace", action="store_true",
                        help="leave out configurations without a formula (a trace needs torch)")
     output.add_output(parser)
+    output.add_details(parser, "the best of each method, each part of the cost, what does not fit or was left out, all "
+                       "knobs, sources of the values, how costs are estimated, and what is not modelled")
     group.add_argument("--write", metavar="DIR",
                        help="write ds_config.json, training_arguments.json (for Hugging Face's HfArgumentParser) and "
                        "workload.json of the proposed configuration into a directory (only workload.json for FSDP2); "
@@ -80,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         document.check_directory(arguments.write, arguments.force)
     wanted = Wanted(gpus=gpus, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
-                    top=arguments.top, vary=arguments.vary, keep=arguments.keep,
+                    top=arguments.top or TOP, vary=arguments.vary, keep=arguments.keep,
                     firm=user.from_options if user.source else None)
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
                   progress=output.progress)
@@ -89,9 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
         document.write(arguments.write, texts, arguments.force)
 
     def report(console: Console) -> None:
-        from predictor.report.plan import report
+        from predictor.report import plan, plan_summary
 
-        report(console, result)
+        if arguments.details:
+            return plan.report(console, result)
+        plan_summary.report(console, result, all_ranked=arguments.top is not None)
 
     output.write(arguments, lambda: document.to_json(result), report)
     return 0 if result.proposed else 1

@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     output.add_output(parser)
-    parser.add_argument("--details", action="store_true",
-                        help="print everything: all moments, sources and defaults of the values, the calibration, what "
-                        "is not modelled, and every change that was judged")
+    output.add_details(parser, "all moments, sources and defaults of the values, the calibration, what is not "
+                       "modelled, and every change that was judged")
     group = parser.add_argument_group("what else to find out")
     group.add_argument("--minimum-capacity", action="store_true",
                        help="also search the smallest GPU memory in which the job survives (a second or two; with "

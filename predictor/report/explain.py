@@ -1,16 +1,21 @@
-"""Renders the explanation of a prediction: its highest moments as formulas, its modules, its layers, and a chart."""
+"""Renders the explanation of a prediction: its highest moments as formulas, its modules, its layers, and a chart.
+
+The short answer has at most 40 lines of 100 characters, unless the user asks for more moments or layers.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.answer.prediction import Candidate, Prediction
 from predictor.common.safe_text import printable
+from predictor.report import remedies, summary
 from predictor.report import table as tables
 from predictor.report.formula import formula_text, terms_of
 from predictor.report.layers import collapse
-from predictor.report.layout import table, wrapped
+from predictor.report.layout import details_line, on_one_screen, print_wrapped, shortened, table, wrapped
 from predictor.report.text_chart import picture
 from predictor.report.units import factor_text, gib, share, size_text
 
@@ -18,14 +23,42 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OTHER_COLUMNS = 46  # characters of the layer table's columns beside the layer's path
+ALL = sys.maxsize
+"""A number of layers that is not limited."""
+SIZES = ((3, 5), (2, 5), (2, 3), (1, 3), (1, 1))
+"""Moments and layers of the short answer, the most that fit."""
+ONE_ASKED = (2, 5)
+"""The same where the user asks for a number of the others, whatever fits."""
 
 
-def report(console: Console, prediction: Prediction, *, moments: int = 5, layers: int | None = 15) -> None:
-    """Prints the result of ``peakcast explain``.
+def short(console: Console, prediction: Prediction, *, moments: int | None = None, layers: int | None = None) -> None:
+    """Prints the verdict, the highest moments, the factors, the largest layers, cautions, and where the rest is.
+
+    Args:
+        moments, layers: numbers that the user asked for; None: as many as fit on one screen.
+    """
+    by_module = replace(prediction, modules=prediction.modules_attributed or prediction.modules)
+
+    def sized(console: Console, size: tuple[int, int]) -> None:
+        tables.head(console, prediction, peaks=False)
+        _moments(console, prediction, size[0])
+        console.print(tables.factor_table(by_module, console.width, small=False))
+        console.print()
+        _layers(console, prediction, size[1], brief=True)
+        console.print()
+        print_wrapped(console, *map(remedies.caution, prediction.cautions), details_line(
+            *summary.left_out(prediction), "all peaks", "more moments and layers", "the run as a chart"))
+
+    asked = (moments or ONE_ASKED[0], layers or ONE_ASKED[1])
+    on_one_screen(console, sized, [asked] if moments or layers else SIZES)
+
+
+def report(console: Console, prediction: Prediction, *, moments: int = 5, layers: int = 15) -> None:
+    """Prints the whole result of ``peakcast explain``.
 
     Args:
         moments: number of highest moments to print.
-        layers: number of largest layers to print; None prints them all.
+        layers: number of largest layers to print; ``ALL`` prints them all.
     """
     tables.head(console, prediction)
     _moments(console, prediction, moments)
@@ -79,20 +112,23 @@ def _moments(console: Console, prediction: Prediction, most: int) -> None:
     console.print()
 
 
-def _layers(console: Console, prediction: Prediction, most: int | None) -> None:
+def _layers(console: Console, prediction: Prediction, most: int, *, brief: bool = False) -> None:
+    """Prints the largest layers; each in one line, with its largest factor, if ``brief``."""
     from rich.text import Text
 
     rows = collapse(prediction.layers_attributed or prediction.layers)
     total = prediction.peak_allocated_bytes
-    grid = table("layers at the peak", "n", "GiB", "%", "of which")
+    grid = table("layers at the peak", "n", "GiB", "%", "mostly" if brief else "of which")
     grid.columns[0].no_wrap = True  # the path is folded here, so that rich narrows only the last column
     room = max(23, console.width - OTHER_COLUMNS)
     for column in grid.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for row in rows[:most]:
         path = printable(row.path) or "(shared by all modules)"
+        path = shortened(path, room) if brief else path
         folded = Text("\n".join(path[i: i + room] for i in range(0, len(path), room)))
-        grid.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total), factor_text(row.factors))
+        grid.add_row(folded, str(row.count), gib(row.bytes), share(row.bytes, total),
+                     factor_text(row.factors, most=1 if brief else 3))
     rest = rows[len(rows[:most]):]
     if rest:
         size = sum(row.bytes for row in rest)

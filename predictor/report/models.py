@@ -11,7 +11,7 @@ from predictor.common.json_dataclasses import to_plain
 from predictor.common.value_types import thaw
 from predictor.report import table as predicted
 from predictor.report.layers import put_together
-from predictor.report.layout import table, wrapped
+from predictor.report.layout import print_wrapped, shortened, table
 from predictor.report.units import share, size_text
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def overview(console: Console, known: Mapping[str, Known]) -> None:
         group = {name: model for name, model in known.items() if model.takes == takes}
         console.print(_multimodal(group) if takes == MULTIMODAL else _plain(group, " and ".join(takes)))
         console.print()
-    for text in (LEGEND, "peakcast models NAME shows one model."):
-        for line in wrapped(console, text, indent=0):
-            console.print(line)
+    print_wrapped(console, LEGEND, "peakcast models NAME shows one model.")
 
 
 def _multimodal(known: Mapping[str, Known]) -> Table:
@@ -71,19 +69,28 @@ def amount(number: int, digits: int = 2) -> str:
 
 
 def report(console: Console, page: Page) -> None:
-    """Prints a model's page."""
-    known, size = page.known, sum(module.bytes for module in page.modules)
-    console.print(f"{page.name}: {known.architecture} ({known.model_type}), {known.parameters:,} parameters, "
-                  f"{size_text(size)} in {page.dtype}; a sample has {' and '.join(known.takes)}", soft_wrap=True)
-    for part in (_modules(page), _layers(page), _tokens(page), _weights(page)):
+    """Prints the whole page of a model."""
+    head(console, page)
+    for part in (modules(page), _layers(page), _tokens(page), weights(page)):
         if part is not None:
             console.print()
             console.print(part)
     console.print()
-    _step(console, page)
+    print_wrapped(console, step(page))
+    if page.step is not None:
+        console.print()
+        predicted.factors(console, page.step)
 
 
-def _modules(page: Page) -> Table:
+def head(console: Console, page: Page) -> None:
+    """Prints the model's name, class and size, and what it takes."""
+    known, size = page.known, sum(module.bytes for module in page.modules)
+    print_wrapped(console, f"{page.name}: {known.architecture} ({known.model_type}), {known.parameters:,} parameters, "
+                           f"{size_text(size)} in {page.dtype}; a sample has {' and '.join(known.takes)}")
+
+
+def modules(page: Page) -> Table:
+    """A table with a row for each modality module."""
     rows = table("module", "parameters", "%", "trains", "bytes", numbers=True)
     whole = sum(module.parameters for module in page.modules)
     for module in page.modules:
@@ -103,46 +110,53 @@ def _layers(page: Page) -> Table:
 
 
 def _tokens(page: Page) -> Table | str | None:
-    if page.known.cross_attention:
-        return "Images reach the language model by cross-attention; each takes only one marker token in the text."
+    if sentence := tokens_sentence(page):
+        return sentence
     if not page.tokens_per_image:
         return None
-    if page.image_size:
-        return f"An image becomes {page.tokens_per_image.popitem()[1]} tokens: the model resizes every picture to " \
-               f"{page.image_size}x{page.image_size}."
     rows = table("picture (height x width)", "tokens", numbers=True)
     for size, tokens in page.tokens_per_image.items():
         rows.add_row(size, "refused by its processor" if tokens is None else f"{tokens:,}")
     return rows
 
 
-def _weights(page: Page) -> Table:
+def tokens_sentence(page: Page) -> str:
+    """What a picture becomes, for a model that treats all alike; empty for others."""
+    if page.known.cross_attention:
+        return "Images reach the language model by cross-attention; each takes only one marker token in the text."
+    if page.image_size and page.tokens_per_image:
+        return f"An image becomes {[*page.tokens_per_image.values()][-1]} tokens: the model resizes every picture to " \
+               f"{page.image_size}x{page.image_size}."
+    return ""
+
+
+def weights(page: Page, most: int | None = None, room: int | None = None) -> Table:
+    """A table of the largest parameters.
+
+    Args:
+        most: number of rows; None: all that the page has.
+        room: characters of a path; None: all that it has.
+    """
     rows = table("largest weights", "shape", "each", "together")
     rows.columns[2].justify = rows.columns[3].justify = "right"
-    for weight in page.weights:
-        rows.add_row(put_together(weight.path, weight.numbers).removesuffix(".weight"),
-                     " x ".join(map(str, weight.shape)), size_text(weight.bytes),
+    for weight in page.weights[:most]:
+        path = put_together(weight.path, weight.numbers).removesuffix(".weight")
+        rows.add_row(shortened(path, room or len(path)), " x ".join(map(str, weight.shape)), size_text(weight.bytes),
                      size_text(max(1, len(weight.numbers)) * weight.bytes))
     return rows
 
 
-def _step(console: Console, page: Page) -> None:
-    """Prints the factors of a training step's peak, or why it was not predicted."""
+def step(page: Page) -> str:
+    """The sentence above the factors of a training step's peak, or why it was not predicted."""
     if page.step is None:
-        text = f"No training step was predicted: {page.why_not}."
-    else:
-        keys = ("recipe", "per_device_train_batch_size", "images_per_sample", "sequence_length", "image_size", "optim",
-                "gradient_checkpointing")
-        values = ", ".join(f"{key} {str(value).lower()}" for key in keys
-                           if (value := page.step.workload.get(key)) is not None)
-        chosen = f" ({' and '.join(page.chosen)} chosen here)" if page.chosen else ""
-        text = f"Where the memory goes in a training step, {size_text(page.step.peak_allocated_bytes)} at its peak: " \
-               f"{values}{chosen}. Options of peakcast predict change it."
-    for line in wrapped(console, text, indent=0):
-        console.print(line)
-    if page.step is not None:
-        console.print()
-        predicted.factors(console, page.step)
+        return f"No training step was predicted: {page.why_not}."
+    keys = ("recipe", "per_device_train_batch_size", "images_per_sample", "sequence_length", "image_size", "optim",
+            "gradient_checkpointing")
+    values = ", ".join(f"{key} {str(value).lower()}" for key in keys
+                       if (value := page.step.workload.get(key)) is not None)
+    chosen = f" ({' and '.join(page.chosen)} chosen here)" if page.chosen else ""
+    return f"Where the memory goes in a training step, {size_text(page.step.peak_allocated_bytes)} at its peak: " \
+           f"{values}{chosen}. Options of peakcast predict change it."
 
 
 def document(page: Page) -> dict[str, Any]:

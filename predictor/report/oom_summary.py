@@ -13,7 +13,7 @@ from predictor.oom.recorded import RecordedFailure
 from predictor.oom.reproduction import PredictedJob, Reproduction
 from predictor.oom.stack import Frame
 from predictor.report import oom, remedies
-from predictor.report.layout import table, wrapped
+from predictor.report.layout import SCREEN, details_line, table, wrapped
 from predictor.report.units import size_text
 from predictor.report.verdict import failed_at, verdict
 
@@ -29,8 +29,6 @@ MOST_PLACES = 2
 """Lines of code that are named for a snapshot."""
 MOST_FACTORS = 3
 MOST_PROCESSES = 3
-MOST_LINES = 40
-"""Of the whole answer. Where it would have more, the last remedies are left out."""
 MEANING = oom.MEANING | {
     Holder.TENSORS: "allocated by PyTorch, workspaces included",
     Holder.POOLS: "of CUDA graphs and MemPools",
@@ -54,7 +52,7 @@ def report(console: Console, found: list[Explanation], name: str, job: Predicted
                  *(() if job is None else _job(job, most_remedies)),
                  *((text, "") for text in (() if snapshot is None else _snapshot(*snapshot))),
                  (_rest(found, job, most_remedies, snapshot is not None), "")]
-        if sum(len(_lines(console, part)) for part, _ in parts) <= MOST_LINES:
+        if sum(len(_lines(console, part)) for part, _ in parts) <= SCREEN:  # else the last remedies are left out
             break
     for part, style in parts:
         for line in _lines(console, part) if isinstance(part, str) else [part]:
@@ -165,12 +163,10 @@ def _rest(found: list[Explanation], job: PredictedJob | None, most_remedies: int
     """A sentence that says what ``--details`` has beside the short answer."""
     more = len(found) - 1
     has_more_remedies = job is not None and len(remedies.short(job.remedies)) > most_remedies
-    parts = [f"{more:,} more message{'s' if more > 1 else ''}" if more else "",
-             "more remedies" if has_more_remedies else "", "bytes", "all facts",
-             "memory by module" if job is not None and job.reproduction is not None else "",
-             "blocks by line" if has_snapshot else ""]
-    listed = [part for part in parts if part]
-    return f"--details shows {', '.join(listed[:-1])} and {listed[-1]}; --json has all."
+    return details_line(f"{more:,} more message{'s' if more > 1 else ''}" if more else "",
+                        "more remedies" if has_more_remedies else "", "bytes", "all facts",
+                        "memory by module" if job is not None and job.reproduction is not None else "",
+                        "blocks by line" if has_snapshot else "")
 
 
 def _frame(frame: Frame) -> str:

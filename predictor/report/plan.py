@@ -11,7 +11,8 @@ from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
 from predictor.report import remedies, value_sources
-from predictor.report.layout import table, wrapped
+from predictor.report.layout import print_wrapped as _print
+from predictor.report.layout import table
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
@@ -23,23 +24,19 @@ STANDING = {"given": "your configuration", "proposed": "the proposed configurati
 
 def report(console: Console, plan: Plan) -> None:
     """Prints the result of ``peakcast plan``."""
-    _head(console, plan)
+    head(console, plan)
     if plan.found.fitting:
         console.print(_ranking(plan))
         console.print()
     _methods(console, plan)
     _rest(console, plan)
     _knobs(console, plan)
-    _files(console, plan)
+    files(console, plan)
     _tail(console, plan)
 
 
-def _print(console: Console, text: str, indent: int = 0) -> None:
-    for line in wrapped(console, text, indent):
-        console.print(line)
-
-
-def _head(console: Console, plan: Plan) -> None:
+def head(console: Console, plan: Plan) -> None:
+    """Prints the proposed configuration, or what comes closest and what would help."""
     where = f"{plan.gpus} × {plan.gpu}" if plan.gpus > 1 else plan.gpu
     best, closest = plan.proposed, plan.closest
     if best:
@@ -76,12 +73,12 @@ def _ranking(plan: Plan) -> Table:
     rows = table("configuration", "micro\nbatch", "accumu-\nlation", "tokens", "reserved\n(GiB)", "cost",
                  "recompu-\ntation", "communi-\ncation", numbers=True)
     rows.columns[0].no_wrap = False
-    unit = _cost(plan, plan.found.fitting[0]).seconds or 1  # 0 for a learned job without a list of parameters
+    unit = cost(plan, plan.found.fitting[0]).seconds or 1  # 0 for a learned job without a list of parameters
     for row in plan.found.fitting:
         name = row.setting.name + "".join(f" ({differs})" for differs in row.setting.differs)
         rows.add_row(name, f"{row.candidate.batch:,}", f"{row.candidate.accumulation:,}",
                      f"{row.candidate.sequence:,}" if row.candidate.sequence else "",
-                     gib(row.prediction.peak_reserved_bytes), *(f"{part / unit:.3f}" for part in _cost(plan, row)))
+                     gib(row.prediction.peak_reserved_bytes), *(f"{part / unit:.3f}" for part in cost(plan, row)))
     return rows
 
 
@@ -93,7 +90,7 @@ class _Cost(NamedTuple):
     sent: float
 
 
-def _cost(plan: Plan, row: Configuration) -> _Cost:
+def cost(plan: Plan, row: Configuration) -> _Cost:
     """The cost per sample, or per token if sequence lengths differ between configurations."""
     cost = row.estimate
     tokens = (row.candidate.sequence or 1) if plan.goal == "sequence" else 1
@@ -110,12 +107,12 @@ def _methods(console: Console, plan: Plan) -> None:
     for column in rows.columns[2:]:
         column.justify = "right"
     rows.columns[1].no_wrap = False
-    unit = plan.proposed and _cost(plan, plan.proposed).seconds or 1
+    unit = plan.proposed and cost(plan, plan.proposed).seconds or 1
     for method in plan.methods:
         best = method.cheapest
         rows.add_row(method.kind, *((
             best.setting.name, f"{best.candidate.batch:,}", gib(best.prediction.peak_reserved_bytes),
-            f"{_cost(plan, best).seconds / unit:.3f}") if best else ("none",)))
+            f"{cost(plan, best).seconds / unit:.3f}") if best else ("none",)))
     console.print(rows)
     reasons: dict[str, list[str]] = {}
     for method in plan.methods:
@@ -158,7 +155,7 @@ def _knobs(console: Console, plan: Plan) -> None:
         rows = table(f"from {STANDING[plan.standing]}", "allocated\n(GiB less)", "reserved\n(GiB less)", "costs")
         rows.columns[1].justify = rows.columns[2].justify = "right"
         for knob in giving:
-            sizes = map(_signed, (knob.gives_allocated_bytes, knob.gives_reserved_bytes))
+            sizes = map(signed, (knob.gives_allocated_bytes, knob.gives_reserved_bytes))
             rows.add_row(knob.change, *sizes, knob.costs)
         console.print(rows)
     nothing = [knob.change for knob in plan.knobs if not knob.why_not and knob not in giving]
@@ -170,13 +167,15 @@ def _knobs(console: Console, plan: Plan) -> None:
     console.print()
 
 
-def _signed(size: int | None) -> str:
+def signed(size: int | None) -> str:
+    """Bytes that a knob gives, in GiB; with a minus sign if it takes them, empty if they are unknown."""
     if size is None:
         return ""
     return f"−{gib(-size)}".replace("−<0.01", "0.00") if size < 0 else gib(size)
 
 
-def _files(console: Console, plan: Plan) -> None:
+def files(console: Console, plan: Plan) -> None:
+    """Prints how the proposed configuration is launched; nothing if nothing fits, or for a learned job."""
     workload = document.launched(plan)
     if workload is None:
         return
@@ -195,6 +194,7 @@ def _files(console: Console, plan: Plan) -> None:
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
     if plan.own:
         _print(console, f"{plan.own}.")
+    _print(console, "--write DIR writes the files.")
     if steps:
         _print(console, "Before training, do what no argument does (the settings are in "
                f"{launch.WORKLOAD}): {'; '.join(steps)}.")
@@ -209,5 +209,6 @@ def _tail(console: Console, plan: Plan) -> None:
            f"{counts.ruled_out:,} cannot fit at any batch size, {counts.decided:,} were compared with the capacity by "
            f"{counts.composed} closed forms, {untraced}the rest costs more than what is listed; {counts.simulated} "
            f"runs through the allocator's simulation, {counts.traced} trace{'s' if counts.traced != 1 else ''}.")
+    _print(console, *map(remedies.caution, plan.proposed.prediction.cautions if plan.proposed else ()))
     _print(console, "Cost: " + "; ".join(plan.assumptions) + ".")
     _print(console, "Not modelled: " + ("; ".join(plan.not_modelled) or "nothing that is known"))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+LONGEST_NAME = 32
+"""Characters of a profile's name that is not folded; a longer one would leave the other columns no room."""
 STACK = ("torch", "transformers", "deepspeed", "cuda", "cudnn")
 """Software whose versions an overview lists."""
 SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
@@ -23,7 +25,7 @@ SORTS = {False: "a buffer of its own", True: "in a predicted buffer"}
 def overview(profiles: Mapping[str, Profile]) -> Table:
     """A table with a row for each profile."""
     rows = table("profile", "measured on", "product", "software", "date", "jobs")
-    rows.columns[0].no_wrap = True
+    rows.columns[0].no_wrap = all(len(name) <= LONGEST_NAME for name in profiles)
     for name, profile in profiles.items():
         jobs = profile.provenance.get("jobs", {})
         rows.add_row(name, profile.measured_on, profile.device.product, software(profile),

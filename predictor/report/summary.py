@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
 from predictor.report import remedies, table
-from predictor.report.layout import wrapped
+from predictor.report.layout import counted, details_line, print_wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,15 +18,16 @@ def report(console: Console, prediction: Prediction) -> None:
     console.print(table.factor_table(prediction, console.width, small=False))
     console.print()
     advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"))
-    for sentence in (*map(remedies.caution, prediction.cautions), *advice, rest(prediction)):
-        for line in wrapped(console, sentence, indent=0):
-            console.print(line)
+    print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))
 
 
 def rest(prediction: Prediction) -> str:
     """A sentence that says what ``--details`` has beside the short answer."""
-    parts = [f"{len(prediction.not_modelled)} further cautions" if len(prediction.not_modelled) != 1 else
-             "one further caution", f"{len(table.defaults(prediction))} defaults", "all moments"]
-    if prediction.source:
-        parts.insert(0, f"what was read from {prediction.source.file}")
-    return f"--details shows {', '.join(parts[:-1])} and {parts[-1]}; --json has all as data."
+    return details_line(*left_out(prediction), "all moments")
+
+
+def left_out(prediction: Prediction) -> tuple[str, ...]:
+    """What no short answer has: the sources of the values, cautions, and defaults."""
+    return (f"what was read from {prediction.source.file}" if prediction.source else "",
+            counted(len(prediction.not_modelled), "caution") or "0 further cautions",
+            f"{len(table.defaults(prediction))} defaults")

@@ -34,8 +34,8 @@ def report(console: Console, prediction: Prediction) -> None:
     tail(console, prediction)
 
 
-def head(console: Console, prediction: Prediction, *, brief: bool = False) -> None:
-    """Prints the verdict, the workload, and the table of peaks; each peak in one line if ``brief``."""
+def head(console: Console, prediction: Prediction, *, brief: bool = False, peaks: bool = True) -> None:
+    """Prints the verdict, the workload, and, with ``peaks``, their table; each peak in one line if ``brief``."""
     console.print(verdict.verdict(prediction), style=verdict.COLOURS[prediction.verdict])
     for line in wrapped(console, verdict.title(prediction), indent=0):
         console.print(line, style="dim")
@@ -44,10 +44,11 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False) -> No
             console.print(line)
     console.print()
     rows = table("", "", "")
-    for peak in verdict.bounds(prediction):
+    for peak in verdict.bounds(prediction) if peaks else ():
         rows.add_row(peak.name, peak.size, peak.brief if brief else peak.meaning)
-    console.print(rows)
-    console.print()
+    if peaks:
+        console.print(rows)
+        console.print()
     console.print(verdict.peak_text(prediction.peak))
     for sentence in (*samples.sentences(prediction), *inference.sentences(prediction),
                      *maximum_load.sentences(prediction)):

@@ -12,8 +12,8 @@ from tests.replay import replaying
 
 REQUESTS = {name: request for name, request in replaying.requests().items() if request.layer == "test"}
 ANSWERS = replaying.recorded()
-SHORT_ANSWERS = [name for name, request in REQUESTS.items()
-                 if request.argv[:1] == ("predict",) and not {"--json", "--details", "--help"} & set(request.argv)]
+ASKING_FOR_MORE = {"--json", "--details", "--help", "--moments", "--layers", "--top", "--worst"}
+SHORT_ANSWERS = [name for name, request in REQUESTS.items() if not ASKING_FOR_MORE & set(request.argv)]
 
 
 def test_every_request_has_an_answer_and_there_are_enough_of_them():

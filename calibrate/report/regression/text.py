@@ -1,4 +1,4 @@
-"""Prints a regression report on a terminal."""
+"""Prints a whole regression report on a terminal."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def report(console: Console, report: Report, gates: Sequence[Result] = ()) -> No
     worst cases, skipped measurements, gates.
     """
     console.print(words.headline(report), style="bold")
-    _lines(console, words.summary(report))
+    lines(console, words.summary(report))
     console.print()
     if report.overall.errors:
-        _table(console, tables.overall(report.overall))
-    _table(console, tables.by_group(report.groups, short=True))
-    _lines(console, *words.verdict_lines(report.overall), *words.xmem_lines(report.overall))
+        print_table(console, tables.overall(report.overall))
+    print_table(console, tables.by_group(report.groups, short=True))
+    lines(console, *words.verdict_lines(report.overall), *words.xmem_lines(report.overall))
     console.print()
     if report.paper.rows:
         _head(console, tables.paper(report.paper).title)
-        _table(console, tables.paper(report.paper))
+        print_table(console, tables.paper(report.paper))
     if words.other_methods(report):
         _head(console, tables.methods(report.grid).title)
-        _table(console, tables.methods(report.grid))
-        _lines(console, *map(words.method_line, words.other_methods(report)), *words.silent_lines(report))
+        print_table(console, tables.methods(report.grid))
+        lines(console, *map(words.method_line, words.other_methods(report)), *words.silent_lines(report))
         console.print()
     _head(console, words.far_line(report))
     for explained in report.explained:
-        _lines(console, *words.explained_lines(explained))
+        lines(console, *words.explained_lines(explained))
     if report.skipped:
         console.print()
         _head(console, "Skipped")
-        _lines(console, *map(words.skipped_line, report.skipped))
+        lines(console, *map(words.skipped_line, report.skipped))
     if gates:
         console.print()
     for gate in gates:
@@ -51,7 +51,7 @@ def report(console: Console, report: Report, gates: Sequence[Result] = ()) -> No
             console.print(f"gate {line}", style="bold red" if gate.broken else "green", soft_wrap=True)
 
 
-def _table(console: Console, table: tables.Table) -> None:
+def print_table(console: Console, table: tables.Table) -> None:
     """Prints a table. If it has two or more text columns, the first column becomes headings between the rows."""
     folded = table.texts > 1
     heads = [head.replace(" ", "\n", 1) if len(head) > LONG else head for head in table.heads[folded:]]
@@ -77,8 +77,9 @@ def _head(console: Console, text: str) -> None:
     console.print(text, style="bold")
 
 
-def _lines(console: Console, *lines: str) -> None:
-    for text in lines:
+def lines(console: Console, *texts: str) -> None:
+    """Prints sentences in lines of the console's width; spaces before one indent it."""
+    for text in texts:
         indent = len(text) - len(text.lstrip())
         for line in layout.wrapped(console, text.strip(), indent=indent):
             console.print(line)

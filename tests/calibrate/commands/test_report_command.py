@@ -61,6 +61,18 @@ def test_the_text_says_how_near_predictions_are(records, capsys):
     assert "No case has a capacity that its GPU has, so there are no verdicts." in text
 
 
+def test_the_short_report_fits_on_one_screen_whatever_is_asked_beside(records, gate, capsys):
+    assert main(["report", records, "--gate", gate, "--baselines", "fast"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(len(line.rstrip()) for line in lines) <= 100
+    assert any(line.startswith("Eq. 1 ") for line in lines) and "--details shows all groups" in "\n".join(lines)
+
+
+def test_worst_explains_as_many_cases(records, capsys):
+    assert main(["report", records, "--worst", "2"]) == 0
+    assert capsys.readouterr().out.count("  predicted there: ") == 2
+
+
 def test_json_is_alone_on_stdout_and_has_every_case(records, capsys):
     assert main(["report", records, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -161,7 +173,7 @@ def test_explain_says_that_rows_are_for_report(records, capsys):
 
 def test_other_methods_stand_beside_ours_in_every_form(records, tmp_path, capsys):
     target = tmp_path / "report"
-    assert main(["report", records, "--baselines", "fast", "-o", str(target)]) == 0
+    assert main(["report", records, "--baselines", "fast", "--details", "-o", str(target)]) == 0
     names = ["Eq. 1", "DeepSpeed", "accelerate", "states only"]
     document = json.loads((target / "report.json").read_text())
     assert [one["name"] for one in document["methods"]] == names
@@ -178,6 +190,8 @@ def test_other_methods_stand_beside_ours_in_every_form(records, tmp_path, capsys
 
 def test_a_gate_that_holds_is_exit_code_0(records, gate, capsys):
     assert main(["report", records, "--gate", gate]) == 0
+    assert "Gates that hold: emulated (6 cases)." in capsys.readouterr().out
+    assert main(["report", records, "--gate", gate, "--details"]) == 0
     assert "gate emulated: holds (6 cases)" in capsys.readouterr().out
 
 

@@ -148,5 +148,5 @@ def test_a_closed_output_does_not_matter_to_a_file(tmp_path):
 
 
 def test_a_terminal_without_unicode_still_shows_everything():
-    result = run(subprocess.PIPE, "explain", PYTHONIOENCODING="ascii")
+    result = run(subprocess.PIPE, "explain", "--details", PYTHONIOENCODING="ascii")
     assert result.returncode == 0 and "PPPP" in result.stdout and result.stdout.isascii()

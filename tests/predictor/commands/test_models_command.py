@@ -75,9 +75,16 @@ def test_the_list_needs_no_torch():
 
 
 def test_the_list_names_what_a_picture_becomes(capsys):
-    assert main(["models"]) == 0
+    assert main(["models", "--details"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("qwen2.5-vl-7b"))
     assert line.split()[-1] == str((672 // 28) ** 2)
+
+
+def test_the_short_list_has_every_name_on_one_screen(capsys):
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {*models.known_names()} <= {*" ".join(lines).split()}
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
 
 
 def test_the_list_refuses_options_of_a_workload(capsys):
@@ -126,9 +133,18 @@ def test_the_page_predicts_a_step_with_room_for_an_image(page):
 
 
 def test_the_page_shows_where_the_memory_goes(capsys, config):
-    assert main(["models", config, "--recipe", "pretrain"]) == 0
+    assert main(["models", config, "--recipe", "pretrain", "--details"]) == 0
     out = capsys.readouterr().out
     assert "2 x LlamaDecoderLayer" in out and "An image becomes 4 tokens" in out and "optimizer_states" in out
+
+
+def test_a_page_fits_on_one_screen_and_details_have_the_rest(capsys):
+    assert main(["models", "llama-3.2-11b-vision", "--no-step"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(len(line.rstrip()) for line in lines) <= 100
+    assert any(line.startswith("6 more (--details)") for line in lines)
+    assert main(["models", "llama-3.2-11b-vision", "--no-step", "--details"]) == 0
+    assert "MllamaPrecomputedAspectRatioEmbedding" in capsys.readouterr().out
 
 
 def test_a_step_that_cannot_be_predicted_leaves_the_rest_of_the_page(capsys, config):

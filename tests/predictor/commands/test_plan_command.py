@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ ASKED = ["plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpus", "8", "--
 
 def test_a_plan_is_told_and_its_files_are_written(tmp_path, capsys):
     words = [*ASKED, "--gpu", "h100-80gb", "--write", str(tmp_path / "job"), "--zero-stage", "2"]
-    assert main(words) == 0
+    assert main([*words, "--details"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Proposed for 8 × h100-80gb: ZeRO-2") and "Not modelled:" in text and "Cost:" in text
     assert {path.name for path in (tmp_path / "job").iterdir()} == {
@@ -39,6 +40,22 @@ def test_a_plan_is_told_and_its_files_are_written(tmp_path, capsys):
     assert main(["predict", "--workload", str(tmp_path / "job" / "workload.json")]) == 0
     assert main(words) == 2
     assert "add --force" in capsys.readouterr().err
+
+
+def test_the_short_plan_fits_on_one_screen_and_can_be_run(capsys):
+    assert main([*ASKED, "--gpu", "h100-80gb", "--no-trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    text = "\n".join(lines)
+    assert len(lines) <= 40 and max(len(line.rstrip()) for line in lines) <= 100
+    assert "Arguments: --per_device_train_batch_size" in text and "--write DIR writes the files." in text
+    assert "one more forward of the layers" in text and "--details shows the best of each method" in text
+
+
+def test_the_short_plan_ranks_as_many_as_are_asked_for(capsys):
+    assert main([*ASKED, "--gpu", "h100-80gb", "--no-trace", "--top", "9"]) == 0
+    table = capsys.readouterr().out.split("configuration ")[1].split("\n\n")[0].splitlines()
+    costs = [line.split()[-1] for line in table if re.fullmatch(r"\d+\.\d{3}", line.split()[-1])]
+    assert len(costs) == 9
 
 
 def test_files_of_an_earlier_plan_go_and_others_stay(tmp_path, capsys):

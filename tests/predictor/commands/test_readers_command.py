@@ -45,7 +45,7 @@ def test_json_says_where_each_value_came_from(capsys, command):
 
 
 def test_the_report_lists_what_was_read_and_what_was_filled_in(capsys, command):
-    code, out, _ = answer(capsys, "explain", *command)
+    code, out, _ = answer(capsys, "explain", "--details", *command)
     text = " ".join(out.split())
     assert code == 0 and "Read from the command, as transformers 5.17.0" in text
     assert "Default of transformers 5.17.0: per_device_train_batch_size 8" in text

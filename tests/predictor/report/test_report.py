@@ -141,6 +141,26 @@ def test_explain_shows_the_highest_moments_in_order():
     assert "  2. 40.00" not in shown(explain.report, samples.prediction(), moments=1)
 
 
+def large():
+    """A prediction with many high moments, and many layers of long names."""
+    candidates = samples.prediction().candidates
+    layers = {f"model.language_model.decoder.stack.layers.{i}.feed_forward.projection_{j}": {
+        factor: (j + 1) * GIB for factor in Factor} for i in range(4) for j in range(40)}
+    return samples.prediction(candidates=candidates * 10, layers=layers)
+
+
+def test_the_short_explanation_fits_on_one_screen():
+    lines = shown(explain.short, large()).splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert "  3. " in "\n".join(lines) and lines[-1].endswith("--json has all as data.")
+
+
+def test_the_short_explanation_has_the_moments_and_the_layers_that_are_asked_for():
+    text = shown(explain.short, large(), moments=7, layers=20)
+    assert "  7. " in text and "  8. " not in text and "20 more (--layers all)" in text
+    assert "more (--layers" not in shown(explain.short, large(), layers=explain.ALL)
+
+
 def test_layers_that_differ_in_one_number_are_one_row():
     layers = {"a.0.x": {Factor.PARAMETERS: 1}, "a.1.x": {Factor.PARAMETERS: 2, Factor.INPUTS: 4}, "a.2.x": {},
               "b.3": {Factor.PARAMETERS: 5}, "b.5": {Factor.PARAMETERS: 1}, "c": {Factor.PARAMETERS: 3}, "d.7.1": {}}
@@ -156,7 +176,7 @@ def test_explain_collapses_layers_and_says_how_many_it_left_out():
     text = shown(explain.report, samples.prediction(), layers=1)
     assert "language_model.layers.{0..31}.mlp   32   24.00   55.2   activations 16.00, parameters 8.00" in text
     assert "1 more (--layers all)                1    1.00    2.3" in text
-    assert "more (--layers" not in shown(explain.report, samples.prediction(), layers=None)
+    assert "more (--layers" not in shown(explain.report, samples.prediction(), layers=explain.ALL)
 
 
 @pytest.mark.parametrize("width", [70, 80, 100, 160])
