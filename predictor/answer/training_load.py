@@ -11,7 +11,6 @@ from predictor.answer import largest_size
 from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
 from predictor.answer.prediction import MaximumLoad
 from predictor.common.errors import InputError
-from predictor.jobs import inference_job
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
@@ -89,7 +88,7 @@ class Search:
             return found, (f"No sample has more than {found:,} tokens.",)
         if not found:
             return 0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1)))
-        configured = inference_job.positions_of(self.job.request.config) if self.job.request.config else None
+        configured = self.job.request.config.positions if self.job.request.config else None
         beyond = () if found <= (configured or found) else (
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
         return found, (*beyond, *_less_sure("Sequence length", attempt, found),
