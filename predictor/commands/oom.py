@@ -104,8 +104,8 @@ def _check_order(log: str, model: str | None) -> None:
     if model is not None and is_log(model):
         raise InputError(f"the log comes first: peakcast oom {shlex.quote(file_name(model))} {shown} …")
     if _is_model(log):
-        raise InputError(f"{file_name(log)} is a model, and the log comes first: peakcast oom LOG {shown} … (- in place "
-                         "of LOG is standard input)")
+        raise InputError(f"{file_name(log)} is a model, and the log comes first: peakcast oom LOG {shown} … (- in "
+                         "place of LOG is standard input)")
 
 
 def _is_model(name: str) -> bool:

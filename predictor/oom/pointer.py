@@ -20,8 +20,6 @@ def led(words: Sequence[str], error: str) -> str:
         words: the command and its arguments.
         error: the error, which names the file that it is about (an unknown command may be cut).
     """
-    if "peakcast oom " in error:  # it leads there already
-        return error
     ours = words[:words.index("--")] if "--" in words else words
     for word in ours:
         path = word.partition("=")[2] if word.startswith("--") else word
@@ -29,8 +27,9 @@ def led(words: Sequence[str], error: str) -> str:
             return "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input"
         if ours[0] == "oom" and error.startswith(f"unknown argument {quoted(word)}") and is_log(word):
             return f"the log comes first: peakcast oom {shlex.quote(file_name(word))} MODEL …"
-        if (file_name(path) in error or word is words[0]) and is_log(path):
-            return f"{error}; it holds an out-of-memory error: peakcast oom {shlex.quote(file_name(path))} explains it"
+        there = f"peakcast oom {shlex.quote(file_name(path))}"
+        if (file_name(path) in error or word is words[0]) and there not in error and is_log(path):
+            return f"{error}; it holds an out-of-memory error: {there} explains it"
     return error
 
 
