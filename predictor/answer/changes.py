@@ -6,17 +6,19 @@ one kind, such as ever smaller batches: the first changes the workload least, an
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
+from predictor.allocator.settings import with_expandable_segments
 from predictor.common import gpus
 from predictor.common.value_types import thaw
 from predictor.jobs import dispatch
 from predictor.workload import deepspeed_document
 from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
 BATCH, STEPS = BATCH_KEYS
@@ -87,7 +89,8 @@ def proposed(workload: Workload, table: Proposals) -> list[tuple[Change, ...]]:
 def _allocator(w: Workload) -> Families:
     conf = with_expandable_segments(w.allocator_conf)
     if conf:
-        yield (Change(f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", {"allocator_conf": conf}, "nothing that is known"),)
+        yield (Change(f"PYTORCH_CUDA_ALLOC_CONF={shlex.quote(conf)}", {"allocator_conf": conf},
+                      "nothing that is known"),)
 
 
 def _precision(w: Workload) -> Families:
@@ -209,8 +212,25 @@ def _zero(w: Workload, **changes: Any) -> dict[str, Any]:
     document = thaw(w.deepspeed) if w.deepspeed else deepspeed_document.document(
         w, dispatch.prepare(w).formula.facts.hidden_size)
     assert document is not None  # the engine is DeepSpeed
-    return {"zero_stage": None, "offload": None,
-            "deepspeed": document | {"zero_optimization": document.get("zero_optimization", {}) | changes}}
+    return by_config(document | {"zero_optimization": document.get("zero_optimization", {}) | changes})
+
+
+def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], OwnChange | None]:
+    """The keys with which to predict a change, and the change in the words of the user's own file.
+
+    The words are None if nothing was read, or if the file cannot say the change. A framework may decide further keys
+    by the change, and a DeepSpeed config says others.
+    """
+    own = workload.source.in_own_words(keys) if workload.source else None
+    if own is None:
+        return dict(keys), None
+    config = by_config(own.workload["deepspeed"]) if "deepspeed" in own.workload else {}
+    return {**keys, **own.workload, **config}, own
+
+
+def by_config(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The changed keys of a workload whose DeepSpeed config changes: it says the stage and what is offloaded."""
+    return {"zero_stage": None, "offload": None, "deepspeed": document}
 
 
 def _adapters(w: Workload) -> Families:

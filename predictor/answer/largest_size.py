@@ -2,25 +2,42 @@
 
 Fitting need not be monotone in the size, because the allocator's blocks depend on every size. The search starts where
 the requested peak reaches the limit, and goes down from there (:func:`largest`). So its result fits and the next larger
-size does not; a much smaller size may also fail.
+size does not; a much smaller size may also fail. Afterwards the sizes above it are tried (:func:`largest_of_all`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from predictor.common.errors import InputError
+from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 
 LEAPS = 12
 """Sizes that are tried by extrapolating along a line; after that the search halves."""
+MOST_TRIED = 32
+"""Sizes above the one that the search found that are tried one by one, from the largest with room downwards."""
 STEP_TOKENS = 8
 """Tokens; the first step of a search for a length, because rows of attention masks are padded to multiples of 8."""
 
 
-class Tried(NamedTuple):
+class Found(NamedTuple):
+    """The result of a search.
+
+    Attributes:
+        size: the largest size that was found to fit; one less than the least if none was.
+        untried: larger sizes that have room and were not all tried, so that one of them may fit too.
+    """
+
+    size: int
+    untried: range = range(0)
+
+
+@dataclass(frozen=True)
+class Tried:
     """The job of one size.
 
     Attributes:
@@ -29,6 +46,16 @@ class Tried(NamedTuple):
 
     job: Job
     room_bytes: int
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether the job surely fits, simulated at the first call."""
+        return self.job.fits()
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether other sizes are predicted without a trace for each of them."""
+        return isinstance(self.job, LearnedJob) or self.job.formula.regime.is_wide
 
 
 Attempt = Callable[[int], Tried | InputError]
@@ -83,30 +110,74 @@ def room(job: Job) -> int:
     return certain - job.run(certain).peak
 
 
-def largest_that_fits(attempt: Attempt, least: int, most: int) -> int:
+def fits(attempt: Attempt, size: int) -> bool:
+    """Whether a size is predicted and fits."""
+    tried = attempt(size)
+    return not isinstance(tried, InputError) and tried.room_bytes >= 0 and tried.fits
+
+
+def largest_that_fits(attempt: Attempt, least: int, most: int, *, most_tried: int = MOST_TRIED) -> Found:
     """The largest size from ``least`` to ``most`` whose job fits; 0 if not even ``least`` fits.
 
     A size that is not predicted counts as one that does not fit.
+
+    Args:
+        most_tried: as for :func:`largest_of_all`; 0 where each size needs a trace.
     """
     def room_at(size: int) -> int | None:
         tried = attempt(size)
         return None if isinstance(tried, InputError) else tried.room_bytes
 
-    def fits_at(size: int) -> bool:
+    def quick(size: int) -> bool:
         tried = attempt(size)
-        return not isinstance(tried, InputError) and tried.job.fits()
+        return not isinstance(tried, InputError) and tried.is_quick
 
-    size = largest(room_at, fits_at, least, most)
-    return size if size >= least else 0
+    found = largest_of_all(room_at, lambda size: fits(attempt, size), least, most,
+                           most_tried=lambda size: most_tried if quick(size) else 0)
+    return found if found.size >= least else Found(0, found.untried)
 
 
-def longest_that_fits(attempt: Attempt, least: int, most: int) -> int:
-    """As :func:`largest_that_fits`, for lengths in tokens: first among multiples of 8, then up to the next of them."""
-    longest = STEP_TOKENS * largest_that_fits(lambda steps: attempt(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
-                                              most // STEP_TOKENS)
+def longest_that_fits(attempt: Attempt, least: int, most: int) -> Found:
+    """As :func:`largest_that_fits`, for lengths in tokens: first among multiples of 8, then up to the next of them.
+
+    There are too many lengths to try those above it.
+    """
+    steps, untried = largest_that_fits(lambda steps: attempt(STEP_TOKENS * steps), -(-least // STEP_TOKENS),
+                                       most // STEP_TOKENS, most_tried=0)
+    longest = STEP_TOKENS * steps
     first = longest + 1 if longest else least
     rest = range(min(most, -(-first // STEP_TOKENS) * STEP_TOKENS - 1), first - 1, -1)
-    return next((tokens for tokens in rest if largest_that_fits(attempt, tokens, tokens)), longest)
+    size = next((tokens for tokens in rest if fits(attempt, tokens)), longest)
+    return Found(size, range(STEP_TOKENS * (untried.start + 1), STEP_TOKENS * untried.stop) if len(untried) > 1
+                 else range(0))
+
+
+def may_fit_too(what: str, found: Found) -> tuple[str, ...]:
+    """A sentence about larger sizes that were not all tried; empty if there are none.
+
+    Args:
+        what: name of the sizes at the start of a sentence.
+    """
+    if not found.untried:
+        return ()
+    return (f"{what} {found.untried[0]:,} to {found.untried[-1]:,} were not all tried, and some may fit too.",)
+
+
+def largest_of_all(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int, *,
+                   most_tried: Callable[[int], int] = lambda size: MOST_TRIED) -> Found:
+    """As :func:`largest`, which also tries the sizes with room above the one that was found, the largest first.
+
+    Args:
+        most_tried: gives the number of sizes to try, from the largest one with room. If all sizes above the one that
+            was found are tried, no size above the result fits.
+    """
+    found = largest(room, fits, least, most)
+    above = range(_end_of_room(room, least, most), found, -1)
+    if not above:
+        return Found(found)
+    tried = above[:most_tried(above[0])]
+    larger = next((size for size in tried if (room(size) or 0) >= 0 and fits(size)), None)
+    return Found(found, above[len(tried):][::-1]) if larger is None else Found(larger)
 
 
 def largest(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int) -> int:

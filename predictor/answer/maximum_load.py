@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.answer import largest_size
-from predictor.answer.largest_size import attempts, least_predicted, not_predicted, reason
+from predictor.answer.largest_size import Found, attempts, least_predicted, may_fit_too, not_predicted, reason
 from predictor.answer.prediction import ConcurrentMemory, Inference
 from predictor.engine.generation import extended_call
 from predictor.events import timeline
@@ -35,16 +35,21 @@ def searched(job: InferenceJob, details: Inference, progress: Progress | None = 
     prompt: int | None
     talk: int | None
     if workload.conversation is None:
-        prompt, talk = longest_prompt(job, progress), None
+        found, talk = longest_prompt(job, progress), None
+        prompt = found.size
         assert workload.max_new_tokens is not None  # a single prompt has it
         context = prompt and prompt + workload.max_new_tokens - 1
-        limits = _limits_of_prompt(job, prompt)
+        limits = may_fit_too("Prompts of", found) + _limits_of_prompt(job, prompt)
     else:
-        prompt, talk = None, most_turns(job, progress)
+        prompt, found = None, most_turns(job, progress)
+        talk = found.size
         context = talk and turns(going_on(workload, talk))[-1].cached
         limits = _limit("More turns", partial(going_on, workload, talk + 1)) if talk < MOST_TURNS else (
             f"More than {MOST_TURNS} turns are not predicted.",)
-    most = concurrent_sequences(job, progress)
+        limits = may_fit_too("Numbers of turns from", found) + limits
+    found = concurrent_sequences(job, progress)
+    most = found.size
+    limits += may_fit_too("Numbers of sequences from", found)
     limits += _limit("More sequences at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
     concurrent = None
     if workload.gpu_memory_utilization is not None:
@@ -66,7 +71,7 @@ def _memory(job: InferenceJob) -> ConcurrentMemory:
                             run.peak - weights - cache, reserved - run.peak)
 
 
-def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
+def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> Found:
     """Tokens of the longest prompt that fits with the job's batch, images and reply; 0 if none fits.
 
     Some lengths are not predicted (:func:`unpredicted_prompts`). Such a prompt fits if the next longer predicted one
@@ -88,7 +93,7 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> int:
     return largest_size.longest_that_fits(attempts(lambda tokens: prepare(workload_at(tokens), progress)), least, most)
 
 
-def most_turns(job: InferenceJob, progress: Progress | None = None) -> int:
+def most_turns(job: InferenceJob, progress: Progress | None = None) -> Found:
     """Number of turns that fit if the conversation goes on with turns like its last one; 0 if not even one fits."""
     workload, positions = job.workload, job.positions or MOST_TOKENS
     within = sum(turn.cached <= positions for turn in turns(going_on(workload, MOST_TURNS)))
@@ -104,7 +109,7 @@ def going_on(workload: Workload, number: int) -> Workload:
         conversation=conversation[:number] + conversation[-1:] * (number - len(conversation)))
 
 
-def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) -> int:
+def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) -> Found:
     """The largest number of concurrent sequences like the workload's that fit; 0 if no predicted number fits."""
     workload = job.workload
     assert workload.capacity is not None  # predict() checks it

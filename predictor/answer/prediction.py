@@ -280,7 +280,8 @@ class Caution:
 class MaximumLoad:
     """The largest loads that surely fit in training. Each is searched alone: all other keys keep their values.
 
-    Each fits, and the next larger size does not fit or is not predicted (``search_limits`` then says why).
+    Each fits, and the next larger size does not fit or is not predicted (``search_limits`` then says why). Much larger
+    sizes may fit, as fitting is not monotone: ``search_limits`` says which of them were not all tried.
 
     Attributes:
         per_device_train_batch_size: the largest batch that fits, in samples; 0 if none fits.
@@ -288,8 +289,8 @@ class MaximumLoad:
             that already.
         sequence_length: the longest sequence that fits at the given batch, in tokens; 0 if none fits, None for a model
             that takes no tokens.
-        search_limits: sentences that say where a search ended for another reason than memory, or at a size that a
-            learned formula was not recorded at.
+        search_limits: sentences that say where a search ended for another reason than memory, at a size that a learned
+            formula was not recorded at, or with larger sizes that were not all tried.
     """
 
     per_device_train_batch_size: int

@@ -147,11 +147,8 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, not simulated yet."""
     assert start.job is not None  # only predicted trials are continued
-    workload, keys = start.job.workload, {**start.keys, **change.keys}
-    own = workload.source.in_own_words(keys) if workload.source else None
-    if own and "deepspeed" in own.workload:  # the user's config says it in place of the short keys
-        keys = {key: item for key, item in keys.items() if key not in ("zero_stage", "offload")}
-    keys = {**keys, **own.workload} if own else keys
+    workload = start.job.workload
+    keys, own = changes.said(workload, {**start.keys, **change.keys})
     untried = _Trial((*start.made, change), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)

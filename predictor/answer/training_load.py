@@ -8,10 +8,9 @@ from typing import Any
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer import largest_size
-from predictor.answer.largest_size import Attempt, attempts, least_predicted, not_predicted, reason
+from predictor.answer.largest_size import Attempt, attempts, fits, least_predicted, may_fit_too, not_predicted, reason
 from predictor.answer.prediction import MaximumLoad
 from predictor.common.errors import InputError
-from predictor.jobs import inference_job
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
@@ -64,14 +63,13 @@ class Search:
         """
         free, given = _with_free_batch(workload), workload.per_device_train_batch_size
         attempt = attempts(lambda size: self.prepare(free.replace(per_device_train_batch_size=size), True))
-        if _fits(attempt, given):
-            found = largest_size.largest_that_fits(attempt, given, MOST_SAMPLES)
-        else:
-            least = least_predicted(attempt, 2, given)
-            found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES) or int(_fits(attempt, 1))
-            if not found:
-                return 0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1)))
-        return found, _less_sure("Batch", attempt, found) + not_predicted(larger, reason(attempt, found + 1))
+        least = given if fits(attempt, given) else least_predicted(attempt, 2, given)
+        found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES)
+        size = found.size or int(fits(attempt, 1))
+        if not size:
+            return 0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1)))
+        return size, (*_less_sure("Batch", attempt, size), *may_fit_too(f"{larger} of", found),
+                      *not_predicted(larger, reason(attempt, size + 1)))
 
     def _longest_sequence(self) -> tuple[int, tuple[str, ...]]:
         """The longest sequence that fits at the given batch, 0 if none does, and sentences about its limits."""
@@ -83,22 +81,18 @@ class Search:
         if self.samples is not None:
             most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
         given = min(self.workload.sequence_length, most)
-        least = given if _fits(attempt, given) else facts.room(images) + images + 1  # text between images
-        found = largest_size.longest_that_fits(attempt, least, most)
+        least = given if fits(attempt, given) else facts.room(images) + images + 1  # text between images
+        longest = largest_size.longest_that_fits(attempt, least, most)
+        found = longest.size
         if self.samples is not None and found == int(self.samples.tokens.max()):
             return found, (f"No sample has more than {found:,} tokens.",)
         if not found:
             return 0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1)))
-        configured = inference_job.positions_of(self.job.request.config) if self.job.request.config else None
+        configured = self.job.request.config.positions if self.job.request.config else None
         beyond = () if found <= (configured or found) else (
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
-        return found, (*beyond, *_less_sure("Sequence length", attempt, found),
+        return found, (*beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
                        *not_predicted("Longer sequences", reason(attempt, found + 1)))
-
-
-def _fits(attempt: Attempt, size: int) -> bool:
-    """Whether a size is predicted and fits."""
-    return bool(largest_size.largest_that_fits(attempt, size, size))
 
 
 def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     output.check_path(arguments.output, arguments.force)
     if arguments.device is not None and arguments.snapshot is None:
         raise InputError("--device names a device of a snapshot: add --snapshot FILE")
+    _check_order(arguments.log, arguments.model)
     name, found = _explained(arguments.log)
     job = _predicted(arguments, found[0]) if _has_job(arguments) else None
     snapshot = None if arguments.snapshot is None else _recorded(arguments)
@@ -86,6 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
 
     output.write(arguments, document, report)
     return 0
+
+
+def _check_order(log: str, model: str | None) -> None:
+    """Raises an InputError with the right order where a model is given before the log, or without one."""
+    from predictor.oom.message import contains
+    from predictor.oom.pointer import is_log
+
+    if log == STDIN or contains(log) or is_log(log):
+        return
+    shown = shlex.quote(file_name(log))
+    if model is not None and contains(model):
+        raise InputError(f'the message comes first: peakcast oom "{model[:20].strip()} …" {shown} …')
+    if model is not None and is_log(model):
+        raise InputError(f"the log comes first: peakcast oom {shlex.quote(file_name(model))} {shown} …")
+    if _is_model(log):
+        raise InputError(f"{file_name(log)} is a model, and the log comes first: peakcast oom LOG {shown} … (- in "
+                         "place of LOG is standard input)")
+
+
+def _is_model(name: str) -> bool:
+    """Whether this names a model that is known or that lies on disk."""
+    from predictor.model import models
+
+    try:
+        models.find(name)
+    except InputError:
+        return False
+    return True
 
 
 def _explained(log: str) -> tuple[str, list[Explanation]]:

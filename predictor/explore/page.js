@@ -214,9 +214,12 @@ function verdictText(answer, gpu, margin) {
   if (answer.verdict === "does_not_fit")
     return `Does not fit ${name} (${capacity}${note}): out of memory${failure}. It would peak at ${peak}.`;
   const high = answer.peak_reserved_bytes_high;
-  const most = high === null || sizeText(high) === sizeText(reserved) ? "" : ` and PyTorch reserves ${sizeText(high)}`;
+  const most = high === null || sizeText(high) === sizeText(reserved) ? ""
+    : ` and PyTorch reserves ${sizeText(high)}, the upper end of its interval`;
+  const low = answer.peak_reserved_bytes_low;
+  const least = low === null || reserved <= answer.capacity_bytes ? "" : ` At the lower end, ${sizeText(low)}, it fits.`;
   return `Uncertain on ${name}: peak ${peak} of ${capacity}${note}. It runs out of memory${failure} if CUDA context, `
-    + `NCCL and libraries take ${sizeText(margin.runtimeHigh)}${most}.`;
+    + `NCCL and libraries take ${sizeText(margin.runtimeHigh)}${most}.${least}`;
 }
 
 function whereText({peak}) {

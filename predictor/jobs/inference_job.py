@@ -31,8 +31,6 @@ from predictor.workload.workload import Workload
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "
         "one length, and torch.compile, which generate applies by itself to a static cache")
 
-POSITIONS = ("max_position_embeddings", "n_positions")
-"""Keys of a model's configuration that give the number of its positions."""
 OFTEN = 3
 """From this many turns on that differ only in the length of their context, one formula is traced for all of them, at
 four shapes or more. Fewer turns are traced one by one."""
@@ -55,7 +53,7 @@ class InferenceJob(Job):
     @property
     def positions(self) -> int | None:
         """Positions of the language model, by its configuration and its weights; None if neither limits them."""
-        known = positions_of(_config_of(self.request)), self.formula.facts.positions
+        known = _config_of(self.request).positions, self.formula.facts.positions
         return min(filter(None, known), default=None)
 
     @property
@@ -104,7 +102,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     request = resolve(workload)
     workload, config, gpu = request.workload, _config_of(request), request.gpu
     all_turns = turns(workload)
-    check_positions(all_turns, positions_of(config), workload.max_cache_len, config.name)
+    check_positions(all_turns, config.positions, workload.max_cache_len, config.name)
     pieces, formulas, times = [], [], Counter(map(_alike, all_turns))
     for turn in all_turns:
         formula = find_formula(request, turn, progress, often=times[_alike(turn)] >= OFTEN,
@@ -152,13 +150,6 @@ def resolve(workload: Workload) -> Request:
 def _config_of(request: Request) -> ModelConfig:
     assert request.config is not None  # resolve() looked it up; only learned formulas have none
     return request.config
-
-
-def positions_of(config: ModelConfig) -> int | None:
-    """Positions of the language model by its configuration; None if that does not say."""
-    text = config.document.get("text_config")
-    language = text if isinstance(text, dict) else config.document
-    return next((language[key] for key in POSITIONS if isinstance(language.get(key), int)), None)
 
 
 def shape_of(workload: Workload, turn: Turn) -> Shape:

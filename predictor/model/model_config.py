@@ -13,7 +13,8 @@ FIXED = ("llava", "paligemma", "gemma3")
 ANY_SIZE = ("pixtral",)
 """``model_type`` of vision towers that take images of any size, in any model."""
 
-
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of a model's configuration that give the number of its positions."""
 ROUTED = ("aria", "aria_text", "dbrx", "jetmoe", "longcat_flash", "nllb-moe", "step3p5", "step3p7",
           "switch_transformers")
 """``model_type`` of mixture-of-experts models that run their experts one after another, each on the tokens routed to it
@@ -76,10 +77,14 @@ class ModelConfig:
     def windows(self) -> list[int]:
         """Sliding windows and attention chunks in tokens, ascending; a sequence that reaches one has another attention
         path."""
-        text = self.document.get("text_config")
-        text = text if isinstance(text, dict) else self.document
+        text = self._language
         windows = [text.get(name) for name in ("sliding_window", "attention_chunk_size")]
         return sorted(value for value in windows if isinstance(value, int) and value > 0)
+
+    @property
+    def positions(self) -> int | None:
+        """Positions of the language model, in tokens; None if the configuration does not say."""
+        return next((self._language[key] for key in POSITIONS if isinstance(self._language.get(key), int)), None)
 
     @property
     def image_size(self) -> int | None:
@@ -95,3 +100,9 @@ class ModelConfig:
         whole = self.document | ({"preprocessor": self.preprocessor} if self.preprocessor else {})
         canonical = json.dumps(whole, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def _language(self) -> dict[str, Any]:
+        """The configuration of the language model, which is a section of its own beside towers."""
+        text = self.document.get("text_config")
+        return text if isinstance(text, dict) else self.document

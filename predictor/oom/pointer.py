@@ -25,14 +25,16 @@ def led(words: Sequence[str], error: str) -> str:
         path = word.partition("=")[2] if word.startswith("--") else word
         if "oom" not in ours[:1] and contains(path):
             return "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input"
-        if ours[0] == "oom" and error.startswith(f"unknown argument {quoted(word)}") and _is_log(word):
+        if ours[0] == "oom" and error.startswith(f"unknown argument {quoted(word)}") and is_log(word):
             return f"the log comes first: peakcast oom {shlex.quote(file_name(word))} MODEL …"
-        if (file_name(path) in error or word is words[0]) and _is_log(path):
-            return f"{error}; it holds an out-of-memory error: peakcast oom {shlex.quote(file_name(path))} explains it"
+        there = f"peakcast oom {shlex.quote(file_name(path))}"
+        if (file_name(path) in error or word is words[0]) and there not in error and is_log(path):
+            return f"{error}; it holds an out-of-memory error: {there} explains it"
     return error
 
 
-def _is_log(path: str) -> bool:
+def is_log(path: str) -> bool:
+    """Whether a file holds an out-of-memory message."""
     if not os.path.isfile(path):
         return False
     try:

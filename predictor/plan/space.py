@@ -19,6 +19,7 @@ from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
 from predictor.plan.own_config import on_own_config
 from predictor.plan.precision import TRIED, Precision, own, tried
+from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
 
@@ -213,8 +214,10 @@ class Space:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Keys that would vary if they were not fixed."""
-        return tuple(sorted(VARYING & self.fixed.keys()))
+        """Keys that would vary if they were not fixed, and how checkpoints are made, if that keeps them on."""
+        how = {key for key in CHECKPOINTING_KEYS & self.fixed.keys() if self.fixed[key]} if all(
+            setting.keys.get("gradient_checkpointing") for setting in self.settings) else set()
+        return tuple(sorted(VARYING & self.fixed.keys() | how))
 
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
@@ -261,7 +264,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         rules = SENSELESS + (() if not adapts or "engine" in fixed else ADAPTED)
         if any(all(keys.get(key) in values for key, values in rule.items()) for rule in rules):
             continue
-        keys = on_own_config(keys, present)
+        keys = on_own_config(_without_idle_checkpoints(keys, firm), present)
         try:
             Workload.from_mapping(keys, label)
         except InputError as error:
@@ -272,6 +275,16 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
                                     "offload, optim, dtype or mixed_precision")
     return Space(tuple(settings), fixed, given, mine)
+
+
+def _without_idle_checkpoints(keys: dict[str, Any], firm: Collection[str] | None) -> dict[str, Any]:
+    """The keys of a setting, without how checkpoints are made where it makes none, unless the user fixed that.
+
+    Frameworks say how they checkpoint, such as ``use_reentrant``, which must not keep checkpointing on.
+    """
+    if firm is None or keys.get("gradient_checkpointing") is not False:
+        return keys
+    return {key: item for key, item in keys.items() if key not in CHECKPOINTING_KEYS or key in firm}
 
 
 def _present(whole: Mapping[str, Any] | None) -> Workload | None:

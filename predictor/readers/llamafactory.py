@@ -154,7 +154,9 @@ def _checkpoints(item: bool, now: Reading) -> dict[str, bool]:
     return {"disable_gradient_checkpointing": not item} | ({} if item else {"gradient_checkpointing": False})
 
 
-def _reentrant(item: Mapping[str, Any], now: Reading) -> dict[str, bool] | None:
+def _reentrant(item: Mapping[str, Any] | None, now: Reading) -> dict[str, bool] | None:
+    if item is None:  # it goes with the checkpoints
+        return {}
     on = now["disable_gradient_checkpointing"]  # the framework sets use_reentrant only where its own key is on
     return None if on or item.keys() - {"use_reentrant"} else {"use_reentrant_gc": item["use_reentrant"]}
 

@@ -134,8 +134,10 @@ def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:
                               "double_quant")
 
 
-def _reentrant(item: Mapping[str, Any], now: Reading) -> Mapping[str, Any] | None:
-    return None if item.keys() - {"use_reentrant"} else {"gradient_checkpointing_kwargs": dict(item)}
+def _reentrant(item: Mapping[str, Any] | None, now: Reading) -> Mapping[str, Any] | None:
+    if item is not None and item.keys() - {"use_reentrant"}:
+        return None
+    return {"gradient_checkpointing_kwargs": None if item is None else dict(item)}
 
 
 OWN: Mapping[str, Own] = {

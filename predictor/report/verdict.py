@@ -66,7 +66,7 @@ def verdict(prediction: Prediction) -> str:
     if prediction.verdict == "uncertain":
         return (f"Uncertain on {gpu}: peak {peak} of {capacity}{note}. It runs out of memory{failure(prediction)} if "
                 f"CUDA context, NCCL and libraries take {size_text(prediction.provenance.get('runtime_bytes', 0))}"
-                f"{_at_most(reserved)}.")
+                f"{_at_most(reserved)}.{_at_least(reserved, prediction.capacity_bytes or 0)}")
     paged = prediction.inference and prediction.inference.paged
     if paged and not paged.sequences and prediction.out_of_memory is None:
         least = paged.least_gpu_memory_utilization
@@ -149,7 +149,17 @@ def _at_most(reserved: Bound) -> str:
     """The upper end of the reserved peak, as part of a sentence; empty if it reads the same as the peak."""
     if reserved.high is None or size_text(reserved.high) == size_text(reserved.bytes):
         return ""
-    return f" and PyTorch reserves {size_text(reserved.high)}"
+    return f" and PyTorch reserves {size_text(reserved.high)}, the upper end of its interval"
+
+
+def _at_least(reserved: Bound, capacity_bytes: int) -> str:
+    """How a job may fit whose predicted reserved peak is above the capacity, as a sentence; empty for any other job.
+
+    Such a job survives in a simulation with as much memory as the lower end of the interval stands for.
+    """
+    if reserved.low is None or reserved.bytes <= capacity_bytes:
+        return ""
+    return f" At the lower end, {size_text(reserved.low)}, it fits."
 
 
 def _measured(gpu: str) -> bool:

@@ -101,7 +101,7 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     monkeypatch.setattr("predictor.answer.largest_size.room", lambda job: most - job.workload.sequence_length)
     job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
     assert inference_job.unpredicted_prompts([256], 128) == [(130, 191)]
-    assert maximum_load.longest_prompt(job) == longest
+    assert maximum_load.longest_prompt(job).size == longest
     said = maximum_load._limits_of_prompt(job, longest)
     assert any("130 to 191" in line for line in said) == (longest == 129)
 
@@ -143,3 +143,24 @@ def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart):
 
     expected = max((size for size in range(least, least + more - 6) if room(size) >= apart), default=least - 1)
     assert largest_size.largest(room, lambda size: room(size) >= apart, least, least + more) == expected
+
+
+@given(st.integers(1, 20), st.integers(0, 80), st.integers(0, 60), st.sets(st.integers(0, 100)), st.integers(0, 40))
+def test_where_fitting_is_not_monotone_the_largest_is_found_or_the_rest_is_said(least, more, end, fitting, most_tried):
+    """Sizes up to ``end`` leave room; which of them fit is random."""
+    def fits(size: int) -> bool:
+        return size in fitting
+
+    found = largest_size.largest_of_all(lambda size: 10 * (end - size), fits, least, least + more,
+                                        most_tried=lambda size: most_tried)
+    with_room = range(least, min(end, least + more) + 1)
+    larger = {size for size in with_room if size > found.size and fits(size)}
+    assert found.size == least - 1 or (found.size in with_room and fits(found.size))
+    assert larger <= set(found.untried) <= set(with_room)
+    assert len(with_room) > most_tried or not larger
+
+
+def test_sizes_that_were_not_all_tried_are_said_in_one_sentence():
+    assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28, range(29, 1036))) == (
+        "Larger batches of 29 to 1,035 were not all tried, and some may fit too.",)
+    assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28)) == ()

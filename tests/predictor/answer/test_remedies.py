@@ -229,3 +229,29 @@ def test_one_gpu_gets_the_optimizer_on_the_host_by_deepspeed():
     assert chosen.fits and "DeepSpeed" in chosen.costs[0] and chosen.differs
     other = workload.replace(**chosen.keys)
     assert (other.engine, other.zero_stage, other.offload) == ("deepspeed", 2, "optimizer")
+
+
+@pytest.mark.parametrize(("conf", "said"), [
+    (None, "expandable_segments:True"), ("max_split_size_mb:512", "max_split_size_mb:512,expandable_segments:True"),
+    ("roundup_power2_divisions:[256:1,>:8]", None)])
+def test_expandable_segments_are_said_with_the_allocators_other_settings(conf, said):
+    workload = Workload(**JOBS[0] | {"allocator_conf": conf})
+    change = changes.of(workload)[0][0]
+    word, = shlex.split(change.text)
+    assert word == f"PYTORCH_CUDA_ALLOC_CONF={change.keys['allocator_conf']}"
+    assert said is None or change.text == f"PYTORCH_CUDA_ALLOC_CONF={said}"
+
+
+def test_a_stage_in_the_users_own_config_is_said_there_alone(tmp_path):
+    (tmp_path / "zero2.json").write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}))
+    (tmp_path / "job.sh").write_text(
+        "torchrun --nproc_per_node 8 llava/train/train_mem.py --model_name_or_path lmsys/vicuna-7b-v1.5 --bf16 True "
+        "--mm_projector_type mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336 --model_max_length 2048 "
+        f"--output_dir out --deepspeed {tmp_path / 'zero2.json'}\n")
+    keys, source = readers.read(path=str(tmp_path / "job.sh"))
+    workload = Workload.from_mapping({"gpu": "a100-40gb", **keys}).read_from(source)
+    assert workload.zero_stage == 2
+    said, own = changes.said(workload, {"zero_stage": 3, "offload": "optimizer"})
+    assert said.keys() >= own.workload.keys() and said["zero_stage"] is said["offload"] is None
+    changed = workload.replace(**said)
+    assert (changed.zero_stage, changed.offload) == (3, "optimizer")

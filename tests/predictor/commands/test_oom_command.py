@@ -194,9 +194,29 @@ def test_a_log_without_a_message_says_what_was_searched(capsys, tmp_path):
         'memory" and the like): give the log, or the text, that contains it')
 
 
-def test_a_model_in_place_of_the_log_is_named(capsys):
-    assert error_of(capsys, "oom", "llava-1.5-7b").endswith(
+@pytest.mark.parametrize("model", ["llava-1.5-7b", "Qwen/Qwen2.5-VL-7B-Instruct", "{}"], ids=["name", "hub", "file"])
+@pytest.mark.parametrize("more", [[], ["nowhere.log"]])
+def test_a_model_in_place_of_the_log_leads_to_the_right_order(capsys, tmp_path, model, more):
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama"}')
+    model = model.format(file)
+    assert error_of(capsys, "oom", model, *more) == (
+        f"{model} is a model, and the log comes first: peakcast oom LOG {model} … (- in place of LOG is standard input)")
+
+
+def test_a_name_that_is_neither_log_nor_model_is_told_of_both(capsys):
+    assert error_of(capsys, "oom", "nowhere.log").endswith(
         "if it is the MODEL, give the log before it, or - for standard input")
+
+
+@pytest.mark.parametrize("first", ["llava-1.5-7b", "no-such-model"])
+def test_a_log_and_a_model_that_changed_places_are_put_in_order(capsys, path, first):
+    assert error_of(capsys, "oom", first, path) == f"the log comes first: peakcast oom {path} {first} …"
+
+
+def test_a_message_after_the_model_is_told_to_come_first(capsys):
+    assert error_of(capsys, "oom", "llava-1.5-7b", MESSAGE) == (
+        'the message comes first: peakcast oom "CUDA out of memory. …" llava-1.5-7b …')
 
 
 @pytest.mark.parametrize("words", [[*JOB, "{}"], ["llava-1.5-7b", "--sequence-length", "1024", "{}"]])

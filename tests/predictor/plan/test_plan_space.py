@@ -74,6 +74,27 @@ def test_axes_that_stay_by_themselves_vary_when_asked():
     assert {setting.keys["optim"] for setting in space(GIVEN | {"optim": "sgd"}).settings} == {"sgd"}
 
 
+READ = GIVEN | {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+
+
+def checkpointed(found) -> set[tuple[bool, bool]]:
+    """Whether the settings of a space checkpoint, and whether they say how."""
+    return {(setting.keys["gradient_checkpointing"], bool(setting.keys.get("gradient_checkpointing_kwargs")))
+            for setting in found.settings}
+
+
+def test_no_checkpointing_is_tried_where_a_framework_says_how_it_checkpoints():
+    free = {key: item for key, item in READ.items() if key != "gradient_checkpointing"}
+    found = space(free, whole=READ, firm=set())
+    assert checkpointed(found) == {(True, True), (False, False)} and "gradient_checkpointing_kwargs" not in found.kept
+
+
+@pytest.mark.parametrize("firm", [None, {"gradient_checkpointing_kwargs"}])
+def test_how_the_user_wants_checkpoints_keeps_them_on_and_is_said_to(firm):
+    found = space(GIVEN | {"gradient_checkpointing_kwargs": {"use_reentrant": True}}, firm=firm)
+    assert checkpointed(found) == {(True, True)} and "gradient_checkpointing_kwargs" in found.kept
+
+
 def test_an_unknown_axis_is_refused():
     with pytest.raises(InputError, match="no axis 'zero'"):
         space(GIVEN, vary=["zero"])

@@ -82,6 +82,19 @@ def test_a_change_is_said_in_the_words_of_the_users_file(form, change, text, tmp
     assert own is not None and own.text == text
 
 
+@pytest.mark.parametrize("form, kwargs, text", [
+    ("llamafactory", {}, "disable_gradient_checkpointing: true"),
+    ("swift", {}, "gradient_checkpointing: false"), ("llava", {}, "gradient_checkpointing: false"),
+    ("axolotl", {"gradient_checkpointing_kwargs": {"use_reentrant": False}}, "gradient_checkpointing: false"),
+    ("transformers", {"gradient_checkpointing_kwargs": {"use_reentrant": False}}, "gradient_checkpointing: false")])
+def test_how_checkpoints_are_made_goes_with_them(form, kwargs, text, tmp_path):
+    keys = {"disable_gradient_checkpointing": False} if form == "llamafactory" else {"gradient_checkpointing": True}
+    source = of(form, tmp_path, **keys, **kwargs)[1]
+    own = source.in_own_words({"gradient_checkpointing": False, "gradient_checkpointing_kwargs": None})
+    assert own is not None and text in own.text.split(", ")
+    assert own.workload["gradient_checkpointing_kwargs"] is None
+
+
 @pytest.mark.parametrize("form, change", [
     ("transformers", QLORA), ("transformers", {"recipe": "lora"}), ("transformers", {"image_size": 336}), ("llava", {"image_size": 336}),
     ("llava", {"use_liger_kernel": True}),  # transformers 4.37 has no such argument

@@ -50,7 +50,16 @@ def test_the_verdict_gives_the_numbers_that_decide(gpu, line):
 def test_an_uncertain_verdict_names_what_it_takes_to_run_out_of_memory():
     prediction = samples.prediction(samples.workload(gpu="h100-80gb"), verdict="uncertain",
                                     provenance={"runtime_bytes": GIB}, reserved=Bound(45 * GIB, 40 * GIB, 79 * GIB))
-    assert verdict(prediction).endswith("if CUDA context, NCCL and libraries take 1.00 GiB and PyTorch reserves 79.00 GiB.")
+    assert verdict(prediction).endswith("if CUDA context, NCCL and libraries take 1.00 GiB and PyTorch reserves 79.00 GiB, "
+                                        "the upper end of its interval.")
+
+
+def test_a_reserved_peak_above_the_capacity_is_said_to_fit_at_the_lower_end_of_its_interval():
+    prediction = samples.prediction(samples.workload(gpu="h100-80gb"), verdict="uncertain",
+                                    provenance={"runtime_bytes": GIB}, reserved=Bound(85 * GIB, 78 * GIB, 92 * GIB))
+    assert "85.00 GiB reserved of 79.11 GiB" in verdict(prediction)
+    assert verdict(prediction).endswith(
+        "and PyTorch reserves 92.00 GiB, the upper end of its interval. At the lower end, 78.00 GiB, it fits.")
 
 
 def test_an_interval_is_shown_where_there_is_one():
