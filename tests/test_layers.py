@@ -33,6 +33,13 @@ def named_modules(path: Path) -> Iterator[str]:
                 yield node.value
 
 
+def half_named_modules(path: Path) -> Iterator[str]:
+    """Formatted texts in a file that begin with a package, such as ``f"predictor.readers.{name}"``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr) and re.match(rf"f['\"]({'|'.join(PACKAGES)})\.", ast.unparse(node)):
+            yield ast.unparse(node)
+
+
 def module_of(name: str) -> str | None:
     """The longest beginning of ``name`` that is a module below a package."""
     parts = name.split(".")
@@ -75,6 +82,10 @@ def test_a_module_that_is_named_in_text_is_there_and_lies_below(path):
         if str(path.relative_to(ROOT)) != COMMAND_TABLE:
             assert package == parts[0] or parts[0] == "calibrate", name
             assert package != parts[0] or order.index(room) >= order.index(parts[1]), name
+
+
+def test_no_module_is_named_in_parts_which_the_test_above_would_not_see():
+    assert [(path.name, text) for path in sources(*PACKAGES) for text in half_named_modules(path)] == []
 
 
 def test_the_linter_finds_nothing():

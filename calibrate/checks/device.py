@@ -10,7 +10,8 @@ Measures in this order: the memory of the CUDA context and of each library (NVML
 the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; five of these
 jobs once more; for two jobs the smallest capacity at which they survive; and one job that must run out of memory.
 Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the five
-smallest memory histories of a real GPU; the profile fitted to its jobs to profile-device.json; the page to device.md.
+smallest memory histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
+profiles/pages/device_<gpu>.md, or to device.md in that other place.
 What is already there is not measured again. Nothing leaves this machine.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from calibrate.campaign import consistency, design, environment
 from calibrate.checks.device_page import page_of
-from calibrate.checks.directories import PROFILES
+from calibrate.checks.directories import PAGES, PROFILES
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import append, lines
 from calibrate.checks.survival_limit import sweep
@@ -188,9 +189,9 @@ def measure(jobs: Path, args: Namespace) -> bool:
 
 def table(done: bool, args: Namespace) -> Outcome:
     """The page of what was measured so far."""
-    directory = _directory(args)
-    return Outcome({"campaigns that are not done": int(not done)},
-                   {directory / "device.md": page_of(gpus.find(args.gpu).name, directory / FILES)})
+    gpu = gpus.find(args.gpu).name
+    page = args.directory / "device.md" if args.directory else PAGES / f"device_{gpu}.md"
+    return Outcome({"campaigns that are not done": int(not done)}, {page: page_of(gpu, _directory(args) / FILES)})
 
 
 def _directory(args: Namespace) -> Path:

@@ -40,7 +40,7 @@ def page_of(gpu: str, directory: Path) -> str:
     if not present:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
     missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
-    parts = [HEAD.format(gpu=gpu, directory=directory.name, missing=missing)]
+    parts = [HEAD.format(gpu=gpu, directory="/".join(directory.parts[-2:]), missing=missing)]
     for section in (jobs, again, limits, too_large, replays, library_uses, operator_calls):
         parts += section(directory)
     return "\n".join(parts) + "\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
 EVIDENCE = PROFILES / "evidence"
-"""Measurements, and tables of single checks."""
+"""Measurements."""
 PAGES = PROFILES / "pages"
 """Tables for readers, made from the measurements."""
 H100 = PROFILES / "h100-80gb"

@@ -3,7 +3,7 @@
     pip install -e '.[test]'
     python scripts/check.py gemma_report      # a few minutes: each job is traced
 
-The table goes to profiles/evidence/gemma_report.md; no GPU is needed, and nothing was tuned to its numbers.
+The table goes to profiles/pages/gemma_report.md; no GPU is needed, and nothing was tuned to its numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from calibrate.checks.directories import EVIDENCE
+from calibrate.checks.directories import PAGES
 from calibrate.checks.outcome import Outcome
 from predictor.allocator.allocator import CachingAllocator
 from predictor.common import gpus
@@ -28,7 +28,7 @@ from predictor.events.events import MOMENTS, Moment
 from predictor.jobs import dispatch, survival
 from predictor.workload.workload import Workload
 
-PAGE = EVIDENCE / "gemma_report.md"
+PAGE = PAGES / "gemma_report.md"
 GPU, TOKENS, VOCABULARY, FP32 = "rtx-3090", 4, 256_000, 4
 TARGETS = {"embedding": ("embed_tokens",), "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
            "MLP": ("gate_proj", "up_proj", "down_proj")}

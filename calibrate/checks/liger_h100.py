@@ -5,7 +5,7 @@
 
 Each measured row is the median of max_memory_allocated() over ten calls. Here the operator runs on meta tensors, as in
 the trace of a model. Weights, inputs and old gradients stay allocated, and each allocation is rounded up to 512 bytes.
-Nothing is tuned to these numbers. The table goes to profiles/evidence/liger_h100.md. No GPU is needed.
+Nothing is tuned to these numbers. The table goes to profiles/pages/liger_h100.md. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from calibrate.checks.directories import EVIDENCE
+from calibrate.checks.directories import PAGES
 from calibrate.checks.liger_operators import OPERATORS
 from calibrate.checks.outcome import Outcome
 from predictor.allocator.constants import MIN_BLOCK
@@ -35,7 +35,7 @@ from predictor.events.events import Moment
 from predictor.trace.cuda_paths import as_on_cuda
 from predictor.trace.trace import Tracer
 
-PAGE = EVIDENCE / "liger_h100.md"
+PAGE = PAGES / "liger_h100.md"
 PLAIN = ("torch", "huggingface")
 """Providers that run plain PyTorch. Megatron's layers are other code, except its norm, which is PyTorch's."""
 MOST_BYTES = 64 << 20

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def compared(name: str, defaults: Mapping[str, Any], example: Mapping[str, tuple
     """
     from predictor.readers import FORMATS
 
-    form = __import__(f"predictor.readers.{FORMATS[name]}", fromlist=["FORMAT"]).FORMAT
+    form = import_module(FORMATS[name]).FORMAT
     ours = {key: field.default for key, field in form.fields.items() if key in defaults}
     differing = {key: {"package": defaults[key], "reader": value} for key, value in ours.items()
                  if plain(value) != plain(defaults[key]) and not (value in OFF and defaults[key] in OFF)

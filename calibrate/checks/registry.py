@@ -130,7 +130,7 @@ CHECKS = {
     "device": Check(
         "calibrate.checks.device", "do a real GPU, its emulation and the predictions agree?",
         takes="ten minutes on the GPU", table_takes="a minute",
-        writes=("profiles/<gpu>/device/", "profiles/<gpu>/device.md", "profiles/<gpu>/profile-device.json"),
+        writes=("profiles/<gpu>/device/", "profiles/pages/device_<gpu>.md", "profiles/<gpu>/profile-device.json"),
         tolerance={"campaigns that are not done": 0},
         needs="pip install -e '.[calibrate]'; the GPU, or --device emulated"),
     "readers": Check(
@@ -139,10 +139,10 @@ CHECKS = {
         needs="pip install --no-deps llamafactory ms-swift axolotl, and the packages that importing them needs"),
     "gemma_report": Check(
         "calibrate.checks.gemma_report", "do predictions match published QLoRA peaks on a real GPU?",
-        takes="some minutes", writes=("profiles/evidence/gemma_report.md",)),
+        takes="some minutes", writes=("profiles/pages/gemma_report.md",)),
     "liger_h100": Check(
         "calibrate.checks.liger_h100", "does the tracer match published measurements of operators on real H100s?",
-        takes="some minutes", writes=("profiles/evidence/liger_h100.md",),
+        takes="some minutes", writes=("profiles/pages/liger_h100.md",),
         needs="pip install -e '.[trace]'; plain_ops_h100.csv"),
     "explore_page": Check(
         "calibrate.checks.explore_page",

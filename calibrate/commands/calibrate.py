@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from calibrate.campaign.design import Job
     from calibrate.campaign.rows import Row, Store
     from calibrate.measure.device_choice import MeasuringDevice
+    from calibrate.report.calibrate import Result
 
 EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
@@ -73,8 +75,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--force", action="store_true", help="overwrite a profile that exists")
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The campaign that the options ask for.
+
+    Attributes:
+        workers: jobs at a time.
+        seconds: nothing starts after them; None for no limit.
+        degree: number of torchrun's processes; None without torchrun.
+    """
+
+    jobs: list[Job]
+    where: MeasuringDevice
+    workers: int
+    seconds: float | None
+    degree: int | None
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Plans, measures, fits and writes the profile."""
+    asked = _asked(arguments)
+    if arguments.plan_only:
+        _show_plan(arguments, asked)
+        return 0
+    if arguments.output is None:
+        raise InputError("-o is not given: name the file of the profile, such as h100.json")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
+    if asked.degree and os.environ["RANK"] != "0":
+        return _follow(asked)
+    output.check_path(arguments.output, arguments.force)
+    path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
+    output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
+                           "-o and --measurements (not given: as -o, ending in .jsonl)")
+    rows, left = _measured(arguments, asked, path)
+    result = _fitted(arguments.output, asked, rows, path, left)
+    from calibrate.report import calibrate as report
+
+    output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.document(result),
+                 lambda console: report.report(console, result))
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> _Asked:
     where = _where(arguments)
     minutes = _number(arguments.time_limit, "--time-limit", 0.1)
     workers = _number(arguments.jobs, "--jobs", 1, whole=True)
@@ -89,34 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         jobs = _listed(arguments, degree, emulated)
     else:
         jobs = design.campaign(quick=arguments.quick, communicators=emulated, degree=degree, emulated=emulated)
-    workers = 1 if degree else workers
-    if arguments.plan_only:
-        _show_plan(arguments, jobs, workers)
-        return 0
-    if arguments.output is None:
-        raise InputError("-o is not given: name the file of the profile, such as h100.json")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
-    if degree and os.environ["RANK"] != "0":
-        return _follow(jobs, where)
-    output.check_path(arguments.output, arguments.force)
-    path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
-    output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
-                           "-o and --measurements (not given: as -o, ending in .jsonl)")
-    from calibrate.campaign import consistency, rows, user_records
-
-    records = user_records.read(arguments.records)
-    for file, row in zip(arguments.records, records):
-        consistency.check_rows([row], where, file)
-    with rows.opened(path) as store:
-        consistency.check_rows([*store.rows, *records], where, path)
-        if arguments.retry_failed:
-            store.forget_failed()
-        for row in records:
-            store.add(row)
-        left = _measure(jobs, where, store, workers, None if minutes is None else 60 * minutes, degree)
-        measured = store.rows
-    consistency.check_rows(measured, where, path)
-    return _finish(arguments, measured, where, path, left, degree)
+    return _Asked(jobs, where, 1 if degree else workers, None if minutes is None else 60 * minutes, degree)
 
 
 def _where(arguments: argparse.Namespace) -> MeasuringDevice:
@@ -167,27 +182,46 @@ def _number(text: str | None, option: str, least: float, whole: bool = False) ->
     return value
 
 
-def _measure(jobs: list[Job], where: MeasuringDevice, store: Store, workers: int, seconds: float | None,
-             degree: int | None) -> int:
+def _measured(arguments: argparse.Namespace, asked: _Asked, path: str) -> tuple[list[Row], int]:
+    """Measures what ``path`` does not hold yet. Returns all its rows, and the number of jobs that are left."""
+    from calibrate.campaign import consistency, rows, user_records
+
+    records = user_records.read(arguments.records)
+    for file, row in zip(arguments.records, records):
+        consistency.check_rows([row], asked.where, file)
+    with rows.opened(path) as store:
+        consistency.check_rows([*store.rows, *records], asked.where, path)
+        if arguments.retry_failed:
+            store.forget_failed()
+        for row in records:
+            store.add(row)
+        left = _measure(asked, store)
+        measured = store.rows
+    consistency.check_rows(measured, asked.where, path)
+    return measured, left
+
+
+def _measure(asked: _Asked, store: Store) -> int:
     """Runs the jobs without a row, with a plan and a progress bar on stderr, and returns the number of jobs left."""
     from functools import partial
 
     from calibrate.campaign import consistency, environment, measured_job, run, torchrun
     from calibrate.report.calibrate import Progress, plan
 
+    jobs, where, degree = asked.jobs, asked.where, asked.degree
     known = {row.id for row in store.rows}
     own_jobs = jobs if degree is None else [torchrun.of_rank(job, degree - 1) for job in jobs]
     if not known.issuperset(job.id for job in own_jobs):
         consistency.check_here(store.rows, environment.read_environment(where), where, store.path)
         store.begin()
     terminal = console(sys.stderr, width=None if sys.stderr.isatty() else WIDTH)
-    plan(terminal, own_jobs, workers, known)
+    plan(terminal, own_jobs, asked.workers, known)
     row_of = partial(measured_job.row_of, where=where)
-    with Progress(own_jobs, workers, known) as progress:
+    with Progress(own_jobs, asked.workers, known) as progress:
         try:
             if degree is None:
-                return run.run(jobs, row_of, store, run.Limits(workers, seconds), progress.done)
-            deadline = None if seconds is None else time.monotonic() + seconds
+                return run.run(jobs, row_of, store, run.Limits(asked.workers, asked.seconds), progress.done)
+            deadline = None if asked.seconds is None else time.monotonic() + asked.seconds
             return torchrun.run(jobs, row_of, store, lambda: deadline is not None and time.monotonic() >= deadline,
                                 progress.done)
         except (KeyboardInterrupt, SystemExit):
@@ -195,41 +229,39 @@ def _measure(jobs: list[Job], where: MeasuringDevice, store: Store, workers: int
             raise
 
 
-def _follow(jobs: list[Job], where: MeasuringDevice) -> int:
+def _follow(asked: _Asked) -> int:
     """Runs the jobs on torchrun's other ranks, which write nothing."""
     from functools import partial
 
     from calibrate.campaign import measured_job, torchrun
 
-    torchrun.run(jobs, partial(measured_job.row_of, where=where), None, lambda: False)
+    torchrun.run(asked.jobs, partial(measured_job.row_of, where=asked.where), None, lambda: False)
     return 0
 
 
-def _finish(arguments: argparse.Namespace, rows: list[Row], where: MeasuringDevice, path: str, left: int,
-            degree: int | None) -> int:
+def _fitted(file: str, asked: _Asked, rows: list[Row], path: str, left: int) -> Result:
+    """Fits the profile to the rows of ``path`` and writes it to ``file``."""
     from calibrate.campaign.torchrun import once_a_job
     from calibrate.fit import coverage, cross_validate, fit_profile
-    from calibrate.report import calibrate as report
+    from calibrate.report.calibrate import Result
     from predictor.profile import profile as profiles
 
     provenance = {"date": date.today().isoformat(), "command": " ".join(["peakcast", *sys.argv[1:]]),
                   "commit": _commit(), "measurements": os.path.basename(path)}
     say(f"Fitting {sum(row.failed is None for row in rows)} jobs")
-    profile = fit_profile(rows, measured_on=where.device.value, provenance=provenance)
-    profiles.write(arguments.output, profile)
-    counted = rows if degree is None else once_a_job(rows, degree)
-    result = report.Result(profile, arguments.output, path, tuple(counted), left, coverage(rows, profile),
-                           tuple(cross_validate(rows, profile)))
-    output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.document(result),
-                 lambda console: report.report(console, result))
-    return 0
+    profile = fit_profile(rows, measured_on=asked.where.device.value, provenance=provenance)
+    profiles.write(file, profile)
+    counted = rows if asked.degree is None else once_a_job(rows, asked.degree)
+    return Result(profile, file, path, tuple(counted), left, coverage(rows, profile),
+                  tuple(cross_validate(rows, profile)))
 
 
-def _show_plan(arguments: argparse.Namespace, jobs: list[Job], workers: int) -> None:
+def _show_plan(arguments: argparse.Namespace, asked: _Asked) -> None:
     from calibrate.report import calibrate as report
 
-    output.write(argparse.Namespace(json=arguments.json, output=None), lambda: report.plan_document(jobs, workers),
-                 lambda console: report.plan(console, jobs, workers))
+    output.write(argparse.Namespace(json=arguments.json, output=None),
+                 lambda: report.plan_document(asked.jobs, asked.workers),
+                 lambda console: report.plan(console, asked.jobs, asked.workers))
 
 
 def _commit() -> str | None:

@@ -271,11 +271,11 @@ class _Reader:
 
     def _cut(self) -> None:
         """Leave out events after the third step, and buffers that are allocated only then."""
-        last = max((at for at, event in enumerate(self._events) if event[3] <= STEPS), default=-1)
+        last = max((at for at, event in enumerate(self._events) if event.step <= STEPS), default=-1)
         self._events = self._events[:last + 1]
-        buffers = max((event[1] for event in self._events), default=-1) + 1
+        buffers = max((event.buffer for event in self._events), default=-1) + 1
         del self._lives[buffers:]
-        freed = {event[1] for event in self._events if event[0] == -1}
+        freed = {event.buffer for event in self._events if event.kind == -1}
         for number, life in enumerate(self._lives):
             if number not in freed:
                 life["died"] = None

@@ -182,16 +182,14 @@ def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int]
 
 def _check_workload(workload: Workload) -> None:
     """Rejects a workload that contradicts the samples, or that is not predicted together with them."""
+    for key in compared.SAMPLES.unseen(vars(workload)):
+        raise InputError(compared.SAMPLES.says.get(key) or f"{key} {quoted(thaw(getattr(workload, key)), 80)}: not "
+                         "predicted with samples yet: leave one of them out")
     if learned.is_learned_file(workload.model):
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and does not "
                          "take samples yet: leave them out, and give the tokens of the longest batch")
     if "images_per_sample" not in workload.filled_in:
         raise InputError("images_per_sample: the samples say how many images each has; leave it out")
-    if workload.per_device_eval_batch_size:
-        raise InputError("per_device_eval_batch_size: the samples are for training only; leave it out")
-    for key in compared.SAMPLES.unseen(vars(workload)):
-        raise InputError(f"{key} {quoted(thaw(getattr(workload, key)), 80)}: not predicted with samples yet: "
-                         "leave one of them out")
     if len(workload.image_sizes) > 1:
         raise InputError(f"image_size {workload.image_size}: samples do not say which size each has: give one size")
 

@@ -47,8 +47,6 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     """
     if not isinstance(workload, Workload):
         raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
-    if samples is not None and workload.mode == "inference":
-        raise InputError("samples are for training only: leave them out, or leave out mode inference")
     if maximum_load and workload.capacity is None:
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
     dataset = None if samples is None else Dataset.of(workload, samples, progress)

@@ -5,10 +5,9 @@ that all of them use.
 
 Known limitations:
 
-- ZeRO stages 0 and 3, and offloading, are predicted for DeepSpeed 0.19.8 and later; ZeRO-1 for 0.18.3 and later.
 - ZeRO-3 is predicted for models with one parameter dtype, partitioned after they are whole on the GPU (no
   ``zero.Init``).
-- ``grad_accum_dtype`` other than the training dtype and ``parameter_alignment`` are rejected.
+- Settings that are not modelled whatever the model are lines of ``predictor.workload.contradictions.NOT_PREDICTED``.
 - DDP with trainable parameters that get no gradient is rejected, as are sharded weights that are frozen or shared.
 - FSDP2 rejects units whose trainable parameters differ in dtype, and reductions in a narrower dtype.
 - bitsandbytes optimizers reject tensors of 2**31 elements or more.

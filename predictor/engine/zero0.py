@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.common import AlikeRanks, to_device
 from predictor.engine.compose import Attributes, Stretch, Tape, Vocabulary
@@ -21,7 +20,6 @@ from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
-FIRST_RELEASE = (0, 19, 8)
 BUCKET_ELEMENTS = 500_000_000
 """``MEMORY_OPT_ALLREDUCE_SIZE``."""
 
@@ -34,7 +32,6 @@ class Unpartitioned(AlikeRanks):
     """
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
-        _refuse(setup)
         self._micro, self._setup, self._tensors = micro, setup, setup.facts.parameters
         self._groups = setup.groups()
         self._optimizer = setup.optimizer()
@@ -128,14 +125,3 @@ class Unpartitioned(AlikeRanks):
         for group in self._groups:  # zero_grad
             for index in group:
                 tape.free(gradients[index])
-
-
-def _refuse(setup: Setup) -> None:
-    """Rejects settings that are not modelled, by name."""
-    zero = setup.deepspeed
-    if zero.version < FIRST_RELEASE:
-        raise InputError("versions: ZeRO stage 0 is predicted for DeepSpeed 0.19.8 and later")
-    for key, value in (("data_types.grad_accum_dtype", zero.grad_accum_dtype),
-                       ("communication_data_type", zero.communication_data_type)):
-        if value != "bf16":
-            raise InputError(f"deepspeed: {key} {value} is not modelled in ZeRO stage 0: leave it out")

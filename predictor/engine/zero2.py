@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.common.errors import InputError
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
 from predictor.engine.common import grad_norm
 from predictor.engine.compose import RankPeak, Stretch, Tape, Vocabulary
@@ -65,15 +64,6 @@ class Zero2:
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         zero = setup.deepspeed
-        if zero.grad_accum_dtype != zero.dtype:
-            raise InputError(f"deepspeed: data_types.grad_accum_dtype {zero.grad_accum_dtype} is not modelled yet: "
-                             f"leave it out or set {zero.dtype}")
-        if zero.stage == 1 and zero.version < SWITCHES["buckets_at_first_hook"]:
-            raise InputError("versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later")
-        if zero.offload_optimizer and zero.version < zero2_offload.FIRST_RELEASE:
-            raise InputError("versions: offload is predicted for DeepSpeed 0.19.8 and later")
-        if zero.parameter_alignment:
-            raise InputError("deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out")
         self.micro, self.setup, self.zero = micro, setup, zero
         self.holder = 0 if zero.stage == 2 and not zero.offload_optimizer else setup.micro_steps - 1
         """The micro-step whose gradients, or gradient norms, the partition uses."""

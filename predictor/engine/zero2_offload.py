@@ -18,8 +18,6 @@ from predictor.engine.setup import FP32, FP64
 from predictor.engine.zero_partition import Group, Slice
 from predictor.events.events import EventType, Factor, Moment
 
-FIRST_RELEASE = (0, 19, 8)
-
 
 class ToHost:
     """Copies one micro-step's gradients to the host. Each rank copies those that it owns.

@@ -25,7 +25,6 @@ from predictor.engine.zero3_waits import Waits
 from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import Mark, MicroStep
 
-FIRST_RELEASE = (0, 19, 8)
 GATHER_STREAM, REDUCTION_STREAM = 1, 2
 _FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
 
@@ -270,18 +269,8 @@ class Zero3(AlikeRanks):
 
 
 def _refuse(setup: Setup) -> None:
-    """Rejects settings that are not modelled, by name."""
-    zero = setup.deepspeed
-    if zero.version < FIRST_RELEASE:
-        raise InputError(f"versions: ZeRO stage 3 is predicted for DeepSpeed {'.'.join(map(str, FIRST_RELEASE))} "
-                         f"and later, not {'.'.join(map(str, zero.version))}")
-    if zero.grad_accum_dtype != zero.dtype:
-        raise InputError(f"deepspeed: data_types.grad_accum_dtype {zero.grad_accum_dtype} is not modelled yet in ZeRO "
-                         f"stage 3: leave it out or set {zero.dtype}")
-    if zero.communication_data_type != zero.dtype:
-        raise InputError(f"deepspeed: communication_data_type other than {zero.dtype} is not modelled yet in ZeRO "
-                         "stage 3: leave it out")
-    if not zero.reduce_scatter and any(tensor.trainable and tensor.numel % setup.data_parallel_size
+    """Rejects settings that are not modelled for this model's parameters."""
+    if not setup.deepspeed.reduce_scatter and any(tensor.trainable and tensor.numel % setup.data_parallel_size
                                        for tensor in setup.facts.parameters):
         raise InputError("deepspeed: zero_optimization.reduce_scatter false is not modelled yet in ZeRO stage 3 where "
                          "a parameter does not divide evenly among the ranks: leave it out")

@@ -200,7 +200,7 @@ def _event_list(recording: Recording, size: np.ndarray, sizes: SizeTable) -> Eve
 
 def _ready(recording: Recording, parameters: Sequence[str]) -> np.ndarray:
     order = {name: index for index, name in enumerate(parameters)}
-    rows = [(position, order[name], buffer) for position, name, buffer in recording.gradients]
+    rows = [(done.position, order[done.parameter], done.row) for done in recording.gradients]
     return np.array(rows, dtype=np.int32).reshape(-1, 3)
 
 

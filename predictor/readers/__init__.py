@@ -30,8 +30,14 @@ from predictor.readers.own_words import OwnWords
 from predictor.workload.value_sources import Source
 
 __all__ = ["FORMATS", "files", "read", "written"]
-FORMATS = {"llava": "llava", "llamafactory": "llamafactory", "swift": "swift", "axolotl": "axolotl",
-           "deepspeed": "deepspeed", "transformers": "training_arguments"}
+FORMATS = {
+    "llava": "predictor.readers.llava",
+    "llamafactory": "predictor.readers.llamafactory",
+    "swift": "predictor.readers.swift",
+    "axolotl": "predictor.readers.axolotl",
+    "deepspeed": "predictor.readers.deepspeed",
+    "transformers": "predictor.readers.training_arguments",
+}
 """Name of a format -> its module. The first format with a mark among a configuration's keys is chosen."""
 FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
             "trl": "transformers"}
@@ -114,7 +120,7 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
         raise InputError(f"--from-format {quoted(name)}: known are {', '.join(FORMATS)}{nearest(name, FORMATS)}")
     keys = {key.replace("-", "_") for key in user_input.values}
     for candidate, module in FORMATS.items():
-        form: Format = import_module(f"predictor.readers.{module}").FORMAT
+        form: Format = import_module(module).FORMAT
         if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
             if candidate == "transformers":
                 trainer_detection.check(user_input, by_user=by_user)

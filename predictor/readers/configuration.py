@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
-from predictor.common.value_types import Flag, Invalid
+from predictor.common.value_types import Flag, FrozenMap, Invalid
 from predictor.readers import shell_expansion
 from predictor.readers.fields import Field, Format, UserInput, beside, for_rules
 from predictor.readers.value_types import TEXT
@@ -157,14 +157,14 @@ class Reading:
         from_file = not user_input.flags and not user_input.started_in
         return user_input.launched_by or (self.form.starts if from_file else "")
 
-    def _format_keys(self) -> dict[str, tuple[str, ...]]:
+    def _format_keys(self) -> FrozenMap:
         """Key of a workload -> keys of the format that set it, including older names."""
         keys: dict[str, tuple[str, ...]] = {}
         for name, known in self.form.fields.items():
             if known.option and "." not in known.option:
                 older = (old for old, new in self.form.renamed.items() if new == name)
                 keys[known.option] = (*keys.get(known.option, ()), *map(self.called, (name, *older)))
-        return keys
+        return FrozenMap(keys)
 
     def _take(self, name: str, item: Any) -> None:
         written, name = name, self.form.renamed.get(name, name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +41,22 @@ class RecordedBuffer:
     role: str = ""
 
 
+class Completed(NamedTuple):
+    """A completed gradient: position in :attr:`Recording.events`, name of the parameter, row of the gradient."""
+
+    position: int
+    parameter: str
+    row: int
+
+
+class Point(NamedTuple):
+    """A point at which hooks of a sharded model act: position in :attr:`Recording.events`, :class:`Mark`, index."""
+
+    position: int
+    mark: int
+    index: int
+
+
 @dataclass
 class Recording:
     """All recorded allocations and frees, in order.
@@ -49,8 +65,8 @@ class Recording:
         buffers: one for each allocation.
         events: ``row + 1`` for an allocation, ``-(row + 1)`` for a free, where ``row`` is an index into ``buffers``.
         moments: the moment of each event.
-        gradients: completed gradients: position in ``events``, name of the parameter, row of the gradient.
-        marks: points at which hooks of a sharded model act: position in ``events``, :class:`Mark`, index.
+        gradients: the completed gradients.
+        marks: points at which hooks of a sharded model act.
         owners: pairs of a module's number and the index of a parameter that it gathers.
         cuts: positions in ``events`` at which the second and later forwards of a call of ``generate`` begin.
         cache: pairs of rows of keys and values, before (-1: none) and after a call of ``generate``.
@@ -60,8 +76,8 @@ class Recording:
     buffers: list[RecordedBuffer] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
-    gradients: list[tuple[int, str, int]] = field(default_factory=list)
-    marks: list[tuple[int, int, int]] = field(default_factory=list)
+    gradients: list[Completed] = field(default_factory=list)
+    marks: list[Point] = field(default_factory=list)
     owners: list[tuple[int, int]] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     cache: list[tuple[int, int]] = field(default_factory=list)
@@ -144,7 +160,7 @@ class Recorder(TorchDispatchMode):
         recording = self.recording
         recording.outputs = [-event - 1 for event in recording.events[begin:]]
         del recording.events[begin:], recording.moments[begin:]
-        recording.marks = [(min(position, begin), mark, index) for position, mark, index in recording.marks]
+        recording.marks = [point._replace(position=min(point.position, begin)) for point in recording.marks]
 
     def closed(self) -> Recording:
         """Ends and returns the recording; later events go to a new one."""
@@ -160,7 +176,7 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, mark: int, index: int) -> None:
         """Records a point at which a hook of a sharded model acts (``micro_step.Mark``)."""
-        self.recording.marks.append((len(self.recording.events), int(mark), index))
+        self.recording.marks.append(Point(len(self.recording.events), int(mark), index))
 
     def gradient_ready(self, name: str, tensor: torch.Tensor) -> None:
         """Records that a parameter's gradient is complete; an engine's hooks run at this point."""
@@ -168,7 +184,7 @@ class Recorder(TorchDispatchMode):
         if row is not None:
             self.recording.buffers[row].role = "gradient"
             self.mark(Mark.READY, len(self.recording.gradients))
-            self.recording.gradients.append((len(self.recording.events), name, row))
+            self.recording.gradients.append(Completed(len(self.recording.events), name, row))
 
     def as_without_mode(self, func, args):
         """The operator and arguments that PyTorch would have called without a dispatch mode."""

@@ -179,8 +179,13 @@ FEATURES: dict[str, Line] = {
         {"lora.use_dora": "lora use_dora: not predicted with quantization yet: leave it out, or use peakcast learn"}),
 }
 """Name of a feature in messages -> its line."""
-SAMPLES = Line(lambda k: True, {"padding": ("none", "right"), "quantization": (None,)},
-               ("tests/predictor/answer/test_dataset.py",))
+SAMPLES = Line(
+    lambda k: True,
+    {"mode": ("training",), "per_device_eval_batch_size": (None,), "padding": ("none", "right"),
+     "quantization": (None,)},
+    ("tests/predictor/answer/test_dataset.py",),
+    {"mode": "samples are for training only: leave them out, or leave out mode inference",
+     "per_device_eval_batch_size": "per_device_eval_batch_size: the samples are for training only; leave it out"})
 """The line of a dataset's samples, which are not a key of a workload."""
 MODEL_TYPES: dict[str, Line] = {
     "use_liger_kernel": Line(

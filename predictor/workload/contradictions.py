@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Invalid
 from predictor.workload import compared, deepspeed_settings, modes, optimizers
 from predictor.workload.deepspeed_keys import REFUSED_IN_STAGE_3
-from predictor.workload.deepspeed_releases import AUTOTP_SINCE, OTHER_DTYPES_SINCE, SINCE, release
+from predictor.workload.deepspeed_releases import (
+    AUTOTP_SINCE,
+    OFFLOAD_SINCE,
+    OTHER_DTYPES_SINCE,
+    SINCE,
+    STAGE_0_SINCE,
+    STAGE_1_SINCE,
+    STAGE_3_SINCE,
+    release,
+)
 from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
 from predictor.workload.workload_draft import Draft
+
+if TYPE_CHECKING:
+    from predictor.workload.workload import Workload
 
 CHECKPOINTING_KEYS = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
 """Keys that mean nothing while gradient checkpointing is off."""
@@ -218,6 +230,20 @@ def _without_norm(draft: Draft) -> bool:
     return draft["engine"] == "deepspeed" and draft.config.get("zero_optimization.compute_grad_norm") is False
 
 
+def _at_stage(draft: Draft, *stages: int) -> bool:
+    return _by_deepspeed(draft) and draft["zero_stage"] in stages
+
+
+def _accumulates(draft: Draft) -> str:
+    """The dtype in which DeepSpeed accumulates gradients."""
+    return deepspeed_settings.accumulation(draft.settings, draft["dtype"], draft.release)[0]
+
+
+def _communicates(draft: Draft) -> str:
+    """The dtype in which DeepSpeed reduces gradients."""
+    return deepspeed_settings.communication(draft.settings, draft["dtype"])
+
+
 def _uncompared(feature: str, name: str, *others: str) -> Contradiction:
     """The contradiction of one entry in ``compared.FEATURES``. It is checked here because it has its own message."""
     line = compared.FEATURES[feature]
@@ -418,3 +444,54 @@ CONTRADICTIONS = (
 )
 CONTRADICTING = tuple(line for line in CONTRADICTIONS if line not in NOT_COMPARED.values())
 """The real contradictions, which no further comparison could lift."""
+
+NOT_PREDICTED = (
+    # ZeRO stage 0
+    Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 0) and c.release < STAGE_0_SINCE,
+                  f"ZeRO stage 0 is predicted for DeepSpeed {_dotted(STAGE_0_SINCE)} and later", "versions"),
+    Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
+                  lambda c: _at_stage(c, 0) and _accumulates(c) != c["dtype"],
+                  lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled in ZeRO stage 0: leave "
+                               "it out", "deepspeed"),
+    Contradiction(("communication_data_type", "zero_stage"),
+                  lambda c: _at_stage(c, 0) and _communicates(c) != c["dtype"],
+                  lambda c, _: f"communication_data_type {_communicates(c)} is not modelled in ZeRO stage 0: leave it "
+                               "out", "deepspeed"),
+    # ZeRO stages 1 and 2
+    Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
+                  lambda c: _at_stage(c, 1, 2) and _accumulates(c) != c["dtype"],
+                  lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled yet: leave it out or "
+                               f"set {c['dtype']}", "deepspeed"),
+    Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 1) and c.release < STAGE_1_SINCE,
+                  f"ZeRO stage 1 is predicted for DeepSpeed {_dotted(STAGE_1_SINCE)} and later", "versions"),
+    Contradiction(("versions", "offload", "zero_stage"),
+                  lambda c: _at_stage(c, 1, 2) and c.offloads_states and c.release < OFFLOAD_SINCE,
+                  f"offload is predicted for DeepSpeed {_dotted(OFFLOAD_SINCE)} and later", "versions"),
+    Contradiction(("zero_optimization.parameter_alignment", "zero_stage"),
+                  lambda c: _at_stage(c, 1, 2) and bool(c.settings.get("zero_optimization.parameter_alignment")),
+                  "zero_optimization.parameter_alignment is not modelled yet: leave it out", "deepspeed"),
+    # ZeRO stage 3
+    Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 3) and c.release < STAGE_3_SINCE,
+                  lambda c, _: f"ZeRO stage 3 is predicted for DeepSpeed {_dotted(STAGE_3_SINCE)} and later, not "
+                               f"{_dotted(c.release)}", "versions"),
+    Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
+                  lambda c: _at_stage(c, 3) and _accumulates(c) != c["dtype"],
+                  lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled yet in ZeRO stage 3: "
+                               f"leave it out or set {c['dtype']}", "deepspeed"),
+    Contradiction(("communication_data_type", "zero_stage"),
+                  lambda c: _at_stage(c, 3) and _communicates(c) != c["dtype"],
+                  lambda c, _: f"communication_data_type other than {c['dtype']} is not modelled yet in ZeRO stage 3: "
+                               "leave it out", "deepspeed"),
+)
+"""Settings of a workload that can be measured and not predicted yet. They are checked before a prediction
+(:func:`check_predicted`), so that a workload may have them."""
+
+
+def check_predicted(workload: Workload) -> None:
+    """Rejects a workload that is not predicted, though its keys do not contradict each other.
+
+    Raises:
+        InputError: a combination that was not compared, or a setting of :data:`NOT_PREDICTED`.
+    """
+    compared.check(workload)
+    check(workload.given.completed(), NOT_PREDICTED)

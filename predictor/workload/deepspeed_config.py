@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.workload import contradictions, deepspeed_settings
-from predictor.workload.deepspeed_releases import FP32_ACCUMULATION_SINCE, default, release
+from predictor.workload.deepspeed_releases import default, release
 from predictor.workload.workload_draft import of_config
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class ZeroConfig:
     allgather_bucket_size: int
     round_robin_gradients: bool
     use_multi_rank_bucket_allreduce: bool
-    parameter_alignment: bool
     check_grad_overflow: bool
     compute_grad_norm: bool
     gradient_clipping: float
@@ -96,12 +95,11 @@ def read(workload: Workload, hidden_size: int) -> ZeroConfig:
         allgather_bucket_size=value("allgather_bucket_size"),
         round_robin_gradients=value("round_robin_gradients"),
         use_multi_rank_bucket_allreduce=value("use_multi_rank_bucket_allreduce"),
-        parameter_alignment=value("parameter_alignment"),
         check_grad_overflow=value("check_grad_overflow", "bf16.") if dtype == "bf16" else dtype == "fp16",
         compute_grad_norm=value("compute_grad_norm"),
         gradient_clipping=settings.clipping(),
         grad_accum_dtype=settings.accumulation()[0],
-        communication_data_type=settings.written.get("communication_data_type") or dtype,
+        communication_data_type=deepspeed_settings.communication(settings.written, dtype),
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         train_micro_batch_size_per_gpu=workload.per_device_train_batch_size,
         dtype=dtype,
@@ -148,11 +146,7 @@ class _Settings:
                                            "max_grad_norm" not in self.workload.filled_in, self.version)
 
     def accumulation(self) -> tuple[str, bool]:
-        """The dtype in which this release accumulates gradients, and whether the config's own dtype is ignored."""
-        dtype = self.workload.dtype
-        requested = self.written.get("data_types.grad_accum_dtype") or dtype
-        ignored = requested == "fp32" != dtype and self.version < FP32_ACCUMULATION_SINCE
-        return dtype if ignored else requested, ignored
+        return deepspeed_settings.accumulation(self.written, self.workload.dtype, self.version)
 
     def notes(self) -> tuple[str, ...]:
         notes = {

@@ -35,6 +35,8 @@ SINCE = {
 }
 OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
 AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
+STAGE_0_SINCE = STAGE_3_SINCE = OFFLOAD_SINCE = (0, 19, 8)  # the release that the engines follow
+STAGE_1_SINCE = (0, 18, 3)  # earlier releases allocate the buckets of stage 1 elsewhere
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
 

@@ -18,7 +18,7 @@ from predictor.workload.deepspeed_keys import (
     known,
     optimizer_name,
 )
-from predictor.workload.deepspeed_releases import default
+from predictor.workload.deepspeed_releases import FP32_ACCUMULATION_SINCE, default
 
 READ_SECTIONS = ("zero_optimization", "bf16", "bfloat16", "fp16", "data_types", "tensor_parallel")
 # Key of a DeepSpeed config -> the workload's key with the same meaning.
@@ -97,6 +97,18 @@ def clipping(config: Mapping[str, Any] | None, max_grad_norm: float, given: bool
     if value == "auto" or (value is None and given):
         return max_grad_norm
     return default("gradient_clipping", version) if value is None else value
+
+
+def accumulation(config: Mapping[str, Any], dtype: str, version: tuple[int, int, int]) -> tuple[str, bool]:
+    """The dtype in which a release accumulates gradients, and whether the config's own dtype is ignored."""
+    requested = config.get("data_types.grad_accum_dtype") or dtype
+    ignored = requested == "fp32" != dtype and version < FP32_ACCUMULATION_SINCE
+    return dtype if ignored else requested, ignored
+
+
+def communication(config: Mapping[str, Any], dtype: str) -> str:
+    """The dtype in which gradients are reduced."""
+    return config.get("communication_data_type") or dtype
 
 
 def batch_sizes(train: int, micro: int | None, accumulation: int | None, ranks: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.common.errors import InputError
@@ -28,7 +28,7 @@ class GivenKeys:
     """
 
     values: Mapping[str, Any]
-    by_model: Mapping[str, Any] = field(default_factory=dict)
+    by_model: Mapping[str, Any] = FrozenMap({})
     deepspeed_name: str = "deepspeed"
     source: Source | None = None
 

@@ -223,6 +223,7 @@ class Keys:
     per_device_train_batch_size: int = key(Whole(1, MOST_SAMPLES), 1, "shape", "samples in a GPU's micro batch")
     sequence_length: int | None = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images "
                                       "included")
+    # the one default that needs the model's configuration: filled in when the model is known (Workload.fill)
     images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "images, or audio clips, of a sample; "
                                          "default: 1 if the model takes them")
     image_size: int | str | None = key(_ImageSize(), None, "shape", "size of images before the model's own "

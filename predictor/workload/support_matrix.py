@@ -67,7 +67,8 @@ def cell(row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
         contradictions.check(draft, contradictions.CONTRADICTING)
     except KeyProblem:
         return NEVER
-    return NOT_YET if any(True for line in compared.FEATURES.values() for _ in line.unseen(draft.values)) else YES
+    refused = any(True for line in compared.FEATURES.values() for _ in line.unseen(draft.values))
+    return NOT_YET if refused or any(line.detail(draft) for line in contradictions.NOT_PREDICTED) else YES
 
 
 def page() -> str:

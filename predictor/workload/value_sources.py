@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from predictor.common.value_types import freeze, thaw
+from predictor.common.value_types import FrozenMap, freeze, thaw
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload
@@ -116,7 +116,7 @@ class Source:
     values: tuple[Value, ...]
     without_effect: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-    format_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    format_keys: FrozenMap = FrozenMap({})
     applied: frozenset[str] = frozenset()
     on_every_gpu: str = ""
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
@@ -150,7 +150,7 @@ class Source:
         return replace(self, values=tuple(
             replace(value, origin=OVERRIDDEN) if value.key in keys else value for value in self.values
             if value.key in keys or value.key.partition(".")[0] not in keys),
-            format_keys={key: names for key, names in self.format_keys.items() if key not in keys})
+            format_keys=FrozenMap({key: names for key, names in self.format_keys.items() if key not in keys}))
 
     def place(self, *keys: str) -> str:
         """The user's file and keys that set these keys of a workload; empty if none was read."""

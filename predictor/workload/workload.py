@@ -31,8 +31,9 @@ class _Complete(Keys):
 class Workload(_Complete):
     """A model and how it is trained. Every key is checked; absent keys get the documented default.
 
-    Immutable and hashable. ``None`` for a key means that it was not given. The keys are those of
-    :class:`predictor.workload.keys.Keys`.
+    Immutable and hashable, with all that it holds. ``None`` for a key means that it was not given. The keys are those
+    of :class:`predictor.workload.keys.Keys`. One of them, ``images_per_sample``, has a default that needs the model's
+    configuration: it stays None here, and :meth:`fill` fills it in when the model is known.
 
     Attributes:
         given: the keys that the user gave, with their values.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -41,7 +42,7 @@ def test_every_training_argument_is_known():
 
 @pytest.mark.parametrize("form", readers.FORMATS.values())
 def test_a_key_is_read_or_without_effect(form):
-    found = __import__(f"predictor.readers.{form}", fromlist=["FORMAT"]).FORMAT
+    found = import_module(form).FORMAT
     assert not found.without_effect & found.fields.keys() and not set(found.renamed) & found.fields.keys()
 
 

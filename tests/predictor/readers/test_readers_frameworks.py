@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -194,7 +195,7 @@ def test_adapters_of_a_checkpoint_are_named(read, keys, key):
 @pytest.mark.parametrize("name", ["axolotl", "swift"])
 def test_a_key_that_is_read_is_in_no_list_of_those_without_effect(name):
     names = json.loads((Path(readers.__file__).parent / "names.json").read_text())[name]
-    form = __import__(f"predictor.readers.{name}", fromlist=["FORMAT"]).FORMAT
+    form = import_module(readers.FORMATS[name]).FORMAT
     assert not set(" ".join(names).split()) & (form.fields.keys() | form.renamed.keys())
 
 

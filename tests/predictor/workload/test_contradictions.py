@@ -1,20 +1,29 @@
-"""The table of contradictions names existing keys, and its order decides which message comes first."""
+"""The tables of contradictions name existing keys, and their order decides which message comes first."""
 
 from __future__ import annotations
 
 import pytest
 
+from predictor.common.errors import InputError
 from predictor.workload.completion import complete
-from predictor.workload.contradictions import CONTRADICTIONS, IN_A_DEEPSPEED_CONFIG, KEY_FROM_DETAIL, check
+from predictor.workload.contradictions import (
+    CONTRADICTIONS,
+    IN_A_DEEPSPEED_CONFIG,
+    KEY_FROM_DETAIL,
+    NOT_PREDICTED,
+    check,
+    check_predicted,
+)
 from predictor.workload.deepspeed_keys import READ, SECTIONS, known
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.keys import KEYS
+from predictor.workload.workload import Workload
 
 OF_A_CONFIG = {*READ, *SECTIONS, *known(""), *known("zero_optimization")}
 DEFAULTS = {name: entry.metadata["default"] for name, entry in KEYS.items()}
 
 
-@pytest.mark.parametrize("line", CONTRADICTIONS, ids=lambda line: "-".join(filter(None, line.keys)))
+@pytest.mark.parametrize("line", (*CONTRADICTIONS, *NOT_PREDICTED), ids=lambda line: "-".join(filter(None, line.keys)))
 def test_every_key_of_a_line_is_one_of_a_workload_or_of_a_deepspeed_config(line):
     assert set(line.keys) - {KEY_FROM_DETAIL} <= KEYS.keys() | OF_A_CONFIG
 
@@ -37,3 +46,43 @@ def test_the_first_line_that_finds_something_decides():
         check(complete(wrong, DEFAULTS, "deepspeed"), CONTRADICTIONS)
     with pytest.raises(KeyProblem, match='frozen names "a", and so does trainable'):
         check(complete({"model": "m"} | wrong, DEFAULTS, "deepspeed"), CONTRADICTIONS)
+
+
+def _config(stage, **keys):
+    return {"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}} | keys}
+
+
+OLD, FP32_SUMS = {"versions": {"deepspeed": "0.18.2"}}, {"data_types": {"grad_accum_dtype": "fp32"}}
+FP32_MESSAGES = {"communication_data_type": "fp32"}
+EXAMPLES = [
+    (OLD | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.19.8 and later"),
+    (_config(0, **FP32_SUMS), "deepspeed: data_types.grad_accum_dtype fp32 is not modelled in ZeRO stage 0: leave it out"),
+    (_config(0, **FP32_MESSAGES), "deepspeed: communication_data_type fp32 is not modelled in ZeRO stage 0: leave it out"),
+    (_config(2, **FP32_SUMS),
+     "deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: leave it out or set bf16"),
+    (OLD | {"zero_stage": 1}, "versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later"),
+    (OLD | {"zero_stage": 2, "offload": "optimizer"}, "versions: offload is predicted for DeepSpeed 0.19.8 and later"),
+    (_config(2, zero_optimization={"stage": 2, "parameter_alignment": True}),
+     "deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out"),
+    (OLD | {"zero_stage": 3}, "versions: ZeRO stage 3 is predicted for DeepSpeed 0.19.8 and later, not 0.18.2"),
+    (_config(3, **FP32_SUMS),
+     "deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet in ZeRO stage 3: leave it out or set bf16"),
+    (_config(3, **FP32_MESSAGES),
+     "deepspeed: communication_data_type other than bf16 is not modelled yet in ZeRO stage 3: leave it out"),
+]
+"""An example of each line of ``NOT_PREDICTED``, in its order."""
+
+
+@pytest.mark.parametrize("line, example", list(zip(NOT_PREDICTED, EXAMPLES, strict=True)),
+                         ids=[message for _, message in EXAMPLES])
+def test_a_setting_that_is_not_predicted_yet_is_named_before_a_prediction(line, example):
+    keys, message = example
+    measured = Workload(model="m", sequence_length=8, data_parallel_size=2, **keys)
+    assert [other for other in NOT_PREDICTED if other.detail(measured.given.completed())] == [line]
+    with pytest.raises(InputError) as caught:
+        check_predicted(measured)
+    assert str(caught.value) == message
+
+
+def test_a_setting_without_effect_in_its_release_is_predicted():
+    check_predicted(Workload(model="m", sequence_length=8, data_parallel_size=2, **OLD, **_config(2, **FP32_SUMS)))
