@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,12 +110,19 @@ def frozen():
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def traced_formulas(tmp_path_factory) -> Path:
+    """The directory of formulas that tests trace, one for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "formulas"
+
+
 @pytest.fixture(scope="module")
-def formula_cache(tmp_path_factory):
+def formula_cache(traced_formulas):
     """Tests share the formulas that they trace; those of one file also share which of them have several regimes."""
     from predictor.formula import store
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "_SPLIT", set())
-        patch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.getbasetemp() / "formulas"))
+        patch.setenv("PEAKCAST_CACHE", str(traced_formulas))
         yield

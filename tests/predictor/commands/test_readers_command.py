@@ -20,9 +20,9 @@ def answer(capsys, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture(autouse=True)
-def formula_cache(monkeypatch, tmp_path_factory):
+def formula_cache(monkeypatch, traced_formulas):
     """One for all."""
-    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.getbasetemp() / "formulas"))
+    monkeypatch.setenv("PEAKCAST_CACHE", str(traced_formulas))
 
 
 @pytest.fixture

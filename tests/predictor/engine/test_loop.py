@@ -188,8 +188,10 @@ def test_a_loop_that_was_not_compared_is_not_estimated(job):
 ], ids=["trainer", "deepspeed"])
 def test_a_framework_has_a_loop_of_its_own_and_deepspeed_has_none(tmp_path, read, known):
     (tmp_path / "read.json").write_text(json.dumps(read))
+    (tmp_path / "llama.json").write_text(json.dumps(small_llama(vocab_size=VOCABULARY)))
     keys, source = readers.read(path=str(tmp_path / "read.json"))
-    asked = Workload.from_mapping({"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb"} | keys)
+    small = {"model": str(tmp_path / "llama.json"), "sequence_length": TOKENS, "gpu": "h100-80gb"}
+    asked = Workload.from_mapping(keys | small)
     assert (loop_difference(dispatch.prepare(asked.read_from(source))) is None) is known
     assert source.knows("keep_outputs") is source.knows("zero_grad") is known
 

@@ -22,9 +22,9 @@ FEW = {"optim": "adamw_torch_fused", "offload": "none", "gradient_checkpointing"
 
 
 @pytest.fixture(autouse=True)
-def formula_cache(monkeypatch, tmp_path_factory):
+def formula_cache(monkeypatch, traced_formulas):
     """One for all."""
-    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path_factory.getbasetemp() / "formulas"))
+    monkeypatch.setenv("PEAKCAST_CACHE", str(traced_formulas))
 
 
 def written(directory: Path, name: str, document: dict) -> str:
