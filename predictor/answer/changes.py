@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -213,6 +213,15 @@ def _zero(w: Workload, **changes: Any) -> dict[str, Any]:
         w, dispatch.prepare(w).formula.facts.hidden_size)
     assert document is not None  # the engine is DeepSpeed
     return by_config(document | {"zero_optimization": document.get("zero_optimization", {}) | changes})
+
+
+def named(workload: Workload, change: Change) -> Change:
+    """A change for which the user's file has no words, with the reason if the framework has no setting for it."""
+    if workload.source is None or change.is_hardware or change.is_other_engine:
+        return change
+    framework = workload.source.without_setting(change.keys)
+    return change if not framework else replace(
+        change, text=f"{change.text}, for which {framework} has no known setting: change the code")
 
 
 def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], OwnChange | None]:

@@ -149,7 +149,7 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     assert start.job is not None  # only predicted trials are continued
     workload = start.job.workload
     keys, own = changes.said(workload, {**start.keys, **change.keys})
-    untried = _Trial((*start.made, change), keys, own)
+    untried = _Trial((*start.made, change if own else changes.named(workload, change)), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)
         surely, _ = job.margin.limits(job.workload.capacity or 0)

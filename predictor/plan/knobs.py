@@ -25,10 +25,12 @@ class Knob:
 
     Attributes:
         change: the change in words.
-        keys: the workload's changed keys.
+        keys: the workload's changed keys, with those that a framework decides by them.
         costs: its price in words.
         gives_allocated_bytes, gives_reserved_bytes: bytes by which the peaks fall; None if unknown.
         why_not: the reason why they are unknown; empty otherwise.
+        own_words: the change as the user would type it into ``where``, a file or the command that was read; both are
+            empty without one, or if the framework cannot say the change.
     """
 
     change: str
@@ -37,6 +39,8 @@ class Knob:
     gives_allocated_bytes: int | None = None
     gives_reserved_bytes: int | None = None
     why_not: str = ""
+    own_words: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,13 @@ def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
 
 
 def _turned(workload: Workload, before: Peaks, change: Change) -> Knob:
-    knob = Knob(change.text, change.keys, "; ".join(filter(None, (change.costs, change.differs))))
+    keys, own = changes.said(workload, change.keys)
+    change = change if own else changes.named(workload, change)
+    knob = Knob(change.text, keys, "; ".join(filter(None, (change.costs, change.differs))),
+                own_words=own.text if own else "", where=own.where if own else "")
     try:
         with store.existing_only():
-            after = _peaks(dispatch.prepare(workload.replace(**change.keys)))
+            after = _peaks(dispatch.prepare(workload.replace(**keys)))
     except store.NotTraced:
         return replace(knob, why_not="no formula yet: peakcast predict with it traces one")
     except InputError as error:

@@ -178,12 +178,11 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     best = found.fitting[0] if found.fitting else None
     chosen = best or _closest(waiting.queues, found, memory)
     try:
-        standing = Standing.of(*_standing(whole, around, chosen))
+        standing = Standing.of(*_standing(whole, around, chosen, source))
     except InputError as error:  # the user's present configuration cannot be predicted
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
-    given_as_is = whole is not None and source is not None and standing.name == "given"
-    workload = standing.workload.read_from(source) if given_as_is else standing.workload
+    workload = standing.workload
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
@@ -415,10 +414,11 @@ def _nothing(left_out: Sequence[tuple[Setting, str]]) -> InputError:
     return InputError(f"none of {count} configurations can be predicted; the first, {setting.name}: {reason}")
 
 
-def _standing(whole: Mapping[str, Any] | None, around: Space, chosen: Configuration) -> tuple[str, Workload]:
+def _standing(whole: Mapping[str, Any] | None, around: Space, chosen: Configuration,
+              source: Source | None) -> tuple[str, Workload]:
     """The configuration whose knobs are tried, with its name: the user's if it is complete, else the chosen one."""
     if whole:
-        return "given", Workload.from_mapping(whole)
+        return "given", Workload.from_mapping(whole).read_from(source)
     engine = {"engine", "zero_stage", "deepspeed"} & around.fixed.keys() or (around.given.get(DATA) or 1) == 1
     if BATCH in around.fixed and engine and (LENGTH in around.fixed or chosen.candidate.sequence is None):
         return "given", Workload.from_mapping(around.given)

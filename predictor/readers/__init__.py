@@ -67,7 +67,8 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
         raise InputError(launched.problem)
     chosen = _format(launched, form or implied, by_user=form is not None)
     values, source = read_without_arguments(launched) if chosen.name == "deepspeed" else read_fields(chosen, launched)
-    return values, replace(source, own=OwnWords(chosen, user_input))
+    words_of = OwnWords(chosen, user_input)
+    return values, replace(source, own=words_of, own_lacks=words_of.lacks)
 
 
 def _file(path: str) -> UserInput:

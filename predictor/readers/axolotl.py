@@ -13,6 +13,7 @@ from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, Own
 from predictor.readers.loading import on_one_gpu
 from predictor.workload import lora_keys
+from predictor.workload.keys import image_sizes
 
 WIDE = (None, "sdpa", "eager")
 """Attention implementations with which embeddings, head and norms stay fp32 (utils/schemas/config.py,
@@ -273,13 +274,21 @@ def _liger(item: bool, now: Reading) -> Mapping[str, Any] | None:
     return {**plugins, **dict.fromkeys(LIGER, True)} if item else None
 
 
+def _pixels(item: int | str, now: Reading) -> Mapping[str, Any] | None:
+    """The side of square pictures, or the processor's largest number of pixels where only that keeps the sides."""
+    by_processor = {**(now["processor_kwargs"] or {}), "max_pixels": max(h * w for h, w in image_sizes(item))}
+    if "image_size" not in now and ("max_pixels" in (now["processor_kwargs"] or {}) or isinstance(item, str)):
+        return {"processor_kwargs": by_processor}
+    return own_keys.pixels("image_size", square=False)(item, now)
+
+
 OWN: Mapping[str, Own] = {
     "recipe": _recipe,
     "quantization": _of_4_bits,
     "gradient_checkpointing": own_keys.fixed({on: {"gradient_checkpointing": on} for on in (True, False)}),
     "attn_implementation": _attention_by,
     "use_liger_kernel": _liger,
-    "image_size": own_keys.pixels("image_size", square=False),
+    "image_size": _pixels,
     "mixed_precision": own_keys.half,
     "padding": own_keys.fixed({"packed": {"sample_packing": True}, "none": {"sample_packing": False}}),
 }

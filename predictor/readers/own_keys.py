@@ -8,6 +8,7 @@ from typing import Any
 from predictor.common.value_types import thaw
 from predictor.readers.configuration import Reading
 from predictor.readers.fields import Own
+from predictor.workload.keys import image_sizes
 
 Keys = Mapping[str, Any]
 
@@ -23,17 +24,19 @@ def half(item: str, now: Reading) -> Keys:
 
 
 def pixels(name: str, variable: str = "", *, square: bool = True) -> Own:
-    """The key with the largest number of pixels, or of a side, for square pictures.
+    """The key with the largest number of pixels, or with the side of square pictures.
 
     Args:
         variable: environment variable with the same meaning, which is changed if it is what the user has.
         square: true if the key counts pixels, false if it is the side.
     """
     def write(item: Any, now: Reading) -> Keys | None:
-        if not isinstance(item, int):
+        sizes = image_sizes(item)
+        if not square and any(height != width for height, width in sizes):
             return None
         by_variable = variable and now.values.get(name) is None and variable in now.input.environment
-        return {variable if by_variable else name: item * item if square else item}
+        most = max(height * width for height, width in sizes)
+        return {variable if by_variable else name: most if square else sizes[0][0]}
     return write
 
 

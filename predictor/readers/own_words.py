@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit, Format, UserInput
 from predictor.workload import deepspeed_settings
 from predictor.workload.given_keys import GivenKeys
-from predictor.workload.keys import DEFAULTS, KEYS
+from predictor.workload.keys import DEFAULTS, KEYS, image_sizes
 from predictor.workload.value_sources import ENGINE_KEYS, OwnChange
 from predictor.workload.workload_draft import Draft
 
@@ -35,6 +35,12 @@ SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 """Keys of a DeepSpeed config that stay as the user has them: usually "auto"."""
 FRAMEWORK_S = {"quantization": ("prepare", "llm_int8_skip_modules", "bnb_4bit_compute_dtype")}
 """Key of the workload -> settings in it that a framework decides on its own."""
+RESIZED = frozenset(("image_size",))
+"""Keys whose options say what the framework is given, and not what it makes of that."""
+ELSEWHERE = FOLLOWING | {"allocator_conf", "data_parallel_size"}
+"""Keys that a configuration does not say by keys of its format alone."""
+LEAST_OF_SIDE = 0.8
+"""A framework may round sides of pictures down to so much of what is asked for."""
 KEPT = "gradient_accumulation_steps"
 """Key that a framework may derive from others; it is written out if it would change unasked."""
 PREFIX = "in front of the command"
@@ -81,9 +87,26 @@ class OwnWords:
         except (InputError, Invalid):  # the framework would stop at the changed configuration
             return None
 
-    def _edited(self, changes: Mapping[str, Any]) -> Edited | None:
+    def lacks(self, changes: Mapping[str, Any]) -> bool:
+        """True if the format has no key for a part of a change, and no option of peakcast sets that part."""
+        if self.form.name == "deepspeed" or self._by_options & changes.keys():
+            return False
+        try:
+            _, now = self.read(self.user_input)
+            return now is not None and any(
+                _own(self.form, key, item, now) is None for key, item in changes.items()
+                if item is not None and not _of_config(key) and key not in ELSEWHERE)
+        except (InputError, Invalid):  # the framework would stop at the configuration
+            return False
+
+    @property
+    def _by_options(self) -> frozenset[str]:
+        """Keys of the workload that options of peakcast set, and that the configuration cannot change."""
         options = self.user_input.options.keys()
-        by_options = options | (ENGINE_KEYS | {"offload"} if options & ENGINE_KEYS else set())
+        return frozenset(options | (ENGINE_KEYS | {"offload"} if options & ENGINE_KEYS else set())) - RESIZED
+
+    def _edited(self, changes: Mapping[str, Any]) -> Edited | None:
+        by_options = self._by_options
         if by_options & changes.keys():
             return None
         before, now = self.read(self.user_input)
@@ -92,13 +115,14 @@ class OwnWords:
             return None
         edits, document = found
         user_input = changed(self.user_input, now, edits, document)
-        after, _ = self.read(user_input)
+        after, again = self.read(user_input)
+        left = {key: item for key, item in self.user_input.options.items() if again is None or key not in again.applied}
         differing = {key: after.get(key) for key in before.keys() | after.keys()
                      if before.get(key) != after.get(key) and key not in by_options}
         if KEPT in differing and KEPT not in changes:
             return None if before[KEPT] == DEFAULTS[KEPT] == after.get(KEPT) else \
                 self._edited({**changes, KEPT: before.get(KEPT, DEFAULTS[KEPT])})
-        if not differing or not _holds(changes, GivenKeys.read({**after, **self.user_input.options}).completed()):
+        if not differing or not _holds(changes, GivenKeys.read({**after, **left}).completed()):
             return None
         shown = [_as_written(self.user_input, now, edit) for edit in edits]
         return Edited(tuple(edits), user_input, OwnChange(
@@ -277,12 +301,20 @@ def _holds(changes: Mapping[str, Any], after: Draft) -> bool:
         if item is None and key in KEYS and key not in FOLLOWING)
 
 
+def _as_small(asked: Sequence[tuple[int, int]], made: Sequence[tuple[int, int]]) -> bool:
+    """True if a framework makes pictures of these sizes, or a little smaller ones."""
+    return len(asked) == len(made) and all(
+        LEAST_OF_SIDE * most <= side <= most for sizes in zip(made, asked) for side, most in zip(*sizes))
+
+
 def _has(key: str, item: Any, said: Any, after: Draft) -> bool:
     if key == "zero_stage":
         return after.stage == item
     if key == "deepspeed":
         theirs = deepspeed_settings.settled(deepspeed_settings.written(item, key))
         return _without_sizes(theirs) == _without_sizes(after.settings)
+    if key == "image_size":
+        return _as_small(image_sizes(item), image_sizes(after[key]))
     if isinstance(item, Mapping) and isinstance(said, Mapping):
         found = after[key] or {}
         return all(found.get(part) == item[part] for part in said if part not in FRAMEWORK_S.get(key, ()))

@@ -117,6 +117,12 @@ class _Offload(Choice):
         return None if value is False or value == "none" else super().check(value)
 
 
+def image_sizes(image_size: int | str | None) -> tuple[tuple[int, int], ...]:
+    """(height, width) of each size in the key ``image_size``, in pixels; empty for None."""
+    sizes = [] if image_size is None else [size.partition("x") for size in str(image_size).split(",")]
+    return tuple((int(height), int(width or height)) for height, _, width in sizes)
+
+
 class _ImageSize:
     """Value type of ``image_size``: pixels of a side, or ``HEIGHTxWIDTH`` such as ``768x1024``.
 
@@ -325,8 +331,7 @@ class Keys:
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
         """(height, width) of each size in ``image_size``, in pixels; empty if it was not given."""
-        sizes = [] if self.image_size is None else [size.partition("x") for size in str(self.image_size).split(",")]
-        return tuple((int(height), int(width or height)) for height, _, width in sizes)
+        return image_sizes(self.image_size)
 
     @property
     def evaluates(self) -> bool:

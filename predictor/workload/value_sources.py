@@ -108,6 +108,7 @@ class Source:
         applied: keys of the workload that peakcast's options gave, and that the framework makes other values of.
         on_every_gpu: what starts a process on every GPU of the machine, where nothing says how many there are.
         own: expresses changes of the workload in the format's keys; None if the reader cannot.
+        own_lacks: whether the format has no key for a change; None if the reader cannot tell.
     """
 
     format: str
@@ -120,6 +121,7 @@ class Source:
     applied: frozenset[str] = frozenset()
     on_every_gpu: str = ""
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
+    own_lacks: Callable[[Mapping[str, Any]], bool] | None = field(default=None, compare=False, repr=False)
 
     def in_own_words(self, changes: Mapping[str, Any]) -> OwnChange | None:
         """Says a change of the workload in the words of the user's own file or command.
@@ -135,6 +137,10 @@ class Source:
             configuration already has these values.
         """
         return self.own(changes) if self.own else None
+
+    def without_setting(self, changes: Mapping[str, Any]) -> str:
+        """The framework, if it has no known setting for a change of the workload; else empty."""
+        return self.framework.partition(" (")[0] if self.own_lacks and self.own_lacks(changes) else ""
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
@@ -186,8 +192,8 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
-        document = asdict(replace(self, values=(), own=None))
-        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own"):
+        document = asdict(replace(self, values=(), own=None, own_lacks=None))
+        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own", "own_lacks"):
             del document[name]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}

@@ -255,3 +255,17 @@ def test_a_stage_in_the_users_own_config_is_said_there_alone(tmp_path):
     assert said.keys() >= own.workload.keys() and said["zero_stage"] is said["offload"] is None
     changed = workload.replace(**said)
     assert (changed.zero_stage, changed.offload) == (3, "optimizer")
+
+
+def test_a_change_for_which_the_framework_has_no_setting_says_so(tmp_path):
+    (tmp_path / "job.sh").write_text(
+        "torchrun --nproc_per_node 8 llava/train/train_mem.py --model_name_or_path lmsys/vicuna-7b-v1.5 --bf16 True "
+        "--mm_projector_type mlp2x_gelu --vision_tower openai/clip-vit-large-patch14-336 --model_max_length 2048 "
+        "--gradient_checkpointing True --output_dir out\n")
+    keys, source = readers.read(path=str(tmp_path / "job.sh"))
+    workload = Workload.from_mapping({"gpu": "a100-40gb", **keys}).read_from(source)
+    named = {family[0].text: changes.named(workload, family[0]).text for family in changes.of(workload)
+             if changes.said(workload, family[0].keys)[1] is None}
+    said = "inputs of checkpoints → host"
+    assert named[said] == f"{said}, for which LLaVA 1.2 has no known setting: change the code"
+    assert all(after == before for before, after in named.items() if "GPU" in before or "a100" in before)

@@ -10,6 +10,7 @@ import yaml
 from predictor import Workload, predict, readers
 from predictor.common.errors import InputError
 from predictor.plan import document
+from predictor.plan.knobs import turned
 from predictor.plan.own_files import own_files
 from predictor.plan.space import space
 
@@ -39,6 +40,15 @@ def test_own_files_read_again_are_the_workload_whose_peaks_stand_beside_them(pre
     values, _ = readers.read(path="job.yaml", form="transformers", options=EIGHT)
     prediction = predict(Workload.from_mapping(values | EIGHT))
     assert (prediction.peak_allocated_bytes, prediction.peak_reserved_bytes) == (own.peak_allocated_bytes, own.peak_reserved_bytes)
+
+
+def test_savings_are_those_of_changes_in_the_words_of_the_users_file(present):
+    knobs = {knob.change: knob for knob in turned(present)[1]}
+    batch = knobs["micro batch 16 → 8, accumulation 1 → 2"]
+    assert (batch.own_words, batch.where) == ("per_device_train_batch_size: 8, gradient_accumulation_steps: 2", "job.yaml")
+    bucket = knobs["reduce_bucket_size 5e+08 → 5e+07"]
+    assert (bucket.own_words, bucket.where) == (
+        "zero_optimization.reduce_bucket_size: 50000000 in zero2.json", "zero2.json")
 
 
 def test_there_are_no_own_files_for_what_does_not_fit(present):

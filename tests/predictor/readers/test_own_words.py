@@ -98,12 +98,50 @@ def test_how_checkpoints_are_made_goes_with_them(form, kwargs, text, tmp_path):
 @pytest.mark.parametrize("form, change", [
     ("transformers", QLORA), ("transformers", {"recipe": "lora"}), ("transformers", {"image_size": 336}), ("llava", {"image_size": 336}),
     ("llava", {"use_liger_kernel": True}),  # transformers 4.37 has no such argument
-    ("llamafactory", {"image_size": "336x672"}), ("llamafactory", {"image_size": 336, "sdpa_backend": "math"}),
+    ("llamafactory", {"image_size": "336x672"}),  # without pictures of that shape it is a square
+    ("llamafactory", {"image_size": 336, "sdpa_backend": "math"}),
     ("axolotl", {"recipe": "full"}),  # it is already
     ("axolotl", {"recipe": "pretrain"}), ("swift", {"deepspeed.zero_optimization.reduce_bucket_size": 5}),
     ("swift", {"offload": "parameters"}), ("llamafactory", {"offload": "optimizer"})])
 def test_a_change_that_the_format_cannot_say_is_none(form, change, tmp_path):
     assert of(form, tmp_path)[1].in_own_words(change) is None
+
+
+QWEN = BASES["axolotl"] | {"base_model": "Qwen/Qwen2-VL-2B-Instruct"}
+
+
+@pytest.mark.parametrize("form, keys, given, asked, text", [
+    ("llamafactory", BASES["llamafactory"], "1024x768", "768x576", "image_max_pixels: 442368"),
+    ("llamafactory", BASES["llamafactory"], "1024x768", "512x384", "image_max_pixels: 196608"),
+    ("llamafactory", BASES["llamafactory"], None, ("576x576", 576), "image_max_pixels: 331776"),
+    ("swift", BASES["swift"], "1024x768", "768x576", "max_pixels: 442368"),
+    ("axolotl", QWEN, "1024x768", ("768x576", "756x560"), 'processor_kwargs: {"max_pixels": 442368}'),
+    ("axolotl", QWEN | {"image_size": 512}, None, ("384x384", 384), "image_size: 384"),
+], ids=str)
+def test_smaller_pictures_are_said_as_the_frameworks_limit(form, keys, given, asked, text, tmp_path):
+    item, made = asked if isinstance(asked, tuple) else (asked, asked)
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    source = read(path=str(path), form=form, options={"image_size": given} if given else {})[1]
+    own = source.in_own_words({"image_size": item})
+    assert (own.text, own.workload) == (text, {"image_size": made})
+    path.write_text(readers.files(source, {"image_size": item})[str(path)])
+    assert read(path=str(path), form=form, options={"image_size": given} if given else {})[0]["image_size"] == made
+
+
+def test_smaller_pictures_are_said_by_the_environment_variable_that_limits_them():
+    words = shlex.split("MAX_PIXELS=1003520 NPROC_PER_NODE=2 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --max_length 4096")
+    own = read(words=words, options={"image_size": "1024x768"})[1].in_own_words({"image_size": "768x576"})
+    assert (own.text, own.workload) == ("MAX_PIXELS=442368 in front of the command", {"image_size": "756x560"})
+
+
+@pytest.mark.parametrize("form, change, framework", [
+    ("llava", {"gradient_checkpointing_kwargs": {"use_reentrant": True, "offload": True}}, "LLaVA 1.2"),
+    ("llava", {"use_liger_kernel": True}, "LLaVA 1.2"), ("llava", {"sequence_length": 1024}, ""),
+    ("llamafactory", {"sequence_length": 1024, "sdpa_backend": "math"}, "LLaMA-Factory 0.9.5"),
+    ("llamafactory", {"zero_stage": 3}, ""), ("llamafactory", EXPANDABLE, ""), ("llamafactory", QLORA, "")])
+def test_a_framework_without_a_setting_for_a_change_is_named(form, change, framework, tmp_path):
+    assert of(form, tmp_path)[1].without_setting(change) == framework
 
 
 def test_a_key_that_an_option_sets_is_not_the_files(tmp_path):
