@@ -50,11 +50,11 @@ class Completed(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A point at which hooks of a sharded model act: position in :attr:`Recording.events`, :class:`Mark`, index."""
+    """A point at which hooks of a sharded model act: position in :attr:`Recording.events`, :class:`Mark`, its index."""
 
     position: int
     mark: int
-    index: int
+    number: int
 
 
 @dataclass
