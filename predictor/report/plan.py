@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE
 from predictor.plan import document, launch
+from predictor.plan.knobs import Knob
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+MOST_WORDS = 60
+"""Characters of the user's own words in a table of changes."""
 STANDING = {"given": "your configuration", "proposed": "the proposed configuration", "closest": "what comes closest"}
 
 
@@ -156,15 +159,20 @@ def _knobs(console: Console, plan: Plan) -> None:
         rows.columns[1].justify = rows.columns[2].justify = "right"
         for knob in giving:
             sizes = map(signed, (knob.gives_allocated_bytes, knob.gives_reserved_bytes))
-            rows.add_row(knob.change, *sizes, knob.costs)
+            rows.add_row(knob_text(knob), *sizes, knob.costs)
         console.print(rows)
-    nothing = [knob.change for knob in plan.knobs if not knob.why_not and knob not in giving]
+    nothing = [knob_text(knob) for knob in plan.knobs if not knob.why_not and knob not in giving]
     if nothing:
         _print(console, f"Would give nothing: {'; '.join(nothing)}.")
     for knob in plan.knobs:
         if knob.why_not:
-            _print(console, f"Not known: {knob.change}: {knob.why_not}.")
+            _print(console, f"Not known: {knob_text(knob)}: {knob.why_not}.")
     console.print()
+
+
+def knob_text(knob: Knob) -> str:
+    """A change in the words of the user's own file; in peakcast's where there are none, or long ones."""
+    return knob.own_words if 0 < len(knob.own_words) <= MOST_WORDS else knob.change
 
 
 def signed(size: int | None) -> str:

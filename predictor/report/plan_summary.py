@@ -65,7 +65,7 @@ def _knobs(plan: Plan, most: int) -> Table:
     rows.columns[0].no_wrap, rows.columns[1].justify = True, "right"
     giving = [knob for knob in plan.knobs if (knob.gives_reserved_bytes or 0) > 0]
     for knob in sorted(giving, key=lambda knob: -(knob.gives_reserved_bytes or 0))[:most]:
-        rows.add_row(knob.change, whole.signed(knob.gives_reserved_bytes), knob.costs)
+        rows.add_row(whole.knob_text(knob), whole.signed(knob.gives_reserved_bytes), knob.costs)
     return rows
 
 
