@@ -60,7 +60,7 @@ def head(console: Console, plan: Plan) -> None:
                f"{size_text(closest.prediction.minimum_capacity_bytes or 0)}.")
         if plan.kept:
             _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Without, more configurations are tried.")
-        for sentence in remedies.short(plan.remedies):
+        for sentence in remedies.short(plan.remedies, to_check=remedies.BY_PREDICT):
             _print(console, sentence)
     console.print()
 

@@ -9,6 +9,8 @@ from predictor.report.units import size_text
 
 MOST = 3
 """Remedies in the short answer."""
+BY_PREDICT = "peakcast predict … --remedies checks it"
+"""For answers of commands that have no such option."""
 LONG = 100
 """Characters of the user's own words, such as a whole DeepSpeed config; longer ones follow what they mean."""
 
@@ -19,11 +21,12 @@ def caution(row: Caution) -> str:
             f"this may take {size_text(row.more_bytes)} more.")
 
 
-def short(judged: Sequence[Remedy] | None, mode: str = "training") -> list[str]:
+def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: str = "add --remedies") -> list[str]:
     """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies.
 
     Args:
         mode: the workload's key.
+        to_check: what the user can do to have the rest checked.
     """
     if not judged:
         return []
@@ -32,7 +35,7 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training") -> list[str]:
     unchecked = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy)
                  for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
-        lines.append(f"Not checked, as each needs a trace (add --remedies): {'; '.join(unchecked)}.")
+        lines.append(f"Not checked, as each needs a trace ({to_check}): {'; '.join(unchecked)}.")
     return lines
 
 

@@ -272,6 +272,11 @@ def test_where_nothing_fits_the_closest_change_and_the_unchecked_ones_are_named(
         "Not checked, as each needs a trace (add --remedies): optimizer → host."]
 
 
+def test_an_answer_of_a_command_without_the_option_names_the_command_that_checks():
+    assert remedies.short((UNKNOWN,), to_check=remedies.BY_PREDICT)[-1].startswith(
+        "Not checked, as each needs a trace (peakcast predict … --remedies checks it): ")
+
+
 def test_a_caution_gives_the_bytes_that_are_free_and_those_that_it_may_take():
     assert remedies.caution(Caution("NCCL was not measured", 2 * GIB, GIB)) == (
         "Caution: NCCL was not measured. With 1.00 GiB more than predicted it would no longer surely fit; this may take "
