@@ -50,7 +50,7 @@ def chosen(row: dict) -> tuple:
     ({}, ("torch", "bf16", "bf16")), ({"quantization_bit": 4}, ("torch", "bf16", "none"))])
 def test_on_one_gpu_the_loop_of_a_configuration_with_adapters_is_proposed_and_no_engine(tmp_path, capsys, llama, keys, dtypes):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA | keys)
-    found = planned(capsys, "--from", path, "--keep", "optim,offload,instead")
+    found = planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing,instead")
     assert chosen(found["proposed"]) == dtypes and not found["proposed"]["differs"]
     assert not [row for row in found["does_not_fit"] + found["costs_more"] if row["method"].startswith(ALONE)]
 
