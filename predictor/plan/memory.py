@@ -112,6 +112,18 @@ class Memory:
             self._largest[key] = self._search(setting, accumulation, points)
         return self._largest[key]
 
+    def survives(self, setting: Setting, point: Point, accumulation: int, rank: int) -> bool:
+        """Whether one rank surely survives at a shape.
+
+        Raises:
+            InputError: as :meth:`job`.
+        """
+        job = self.job(setting, point, accumulation)
+        capacity = _capacity(job)
+        limit, _ = job.margin.limits(capacity)
+        self.counts.simulated += 1
+        return survival.surviving(job.run(limit, rank), job.setup.allocator, capacity, limit) is not None
+
     def with_formula(self, setting: Setting, points: Sequence[Point]) -> set[Point]:
         """The points whose regime has a formula already.
 

@@ -81,6 +81,8 @@ class Queue:
         at: index of the best shape that may still fit.
         states_bytes: bytes that every shape needs at least.
         decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
+        doubted: the rank that ran out of memory at the last predicted shape. At the next shapes it is simulated alone
+            first: the job fits only where it survives.
     """
 
     setting: Setting
@@ -90,6 +92,7 @@ class Queue:
     at: int = 0
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
+    doubted: int | None = None
 
     @property
     def key(self) -> Priority:
@@ -206,7 +209,9 @@ def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -
     """The full prediction of a setting at the best shape that it has left, including gradient accumulation."""
     chosen = queue.candidates[queue.at]
     job = memory.job(queue.setting, _point(chosen), chosen.accumulation)
-    prediction = answer(job, job.judge(), with_timeline=False, with_history=False,
+    outcome = job.judge()
+    queue.doubted = outcome.failure.run.rank if outcome.failure else None
+    prediction = answer(job, outcome, with_timeline=False, with_history=False,
                         minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
     memory.counts.simulated += 1
     cost = queue.estimated(chosen.batch, chosen.accumulation, chosen.sequence or 0)
@@ -223,7 +228,10 @@ def _may_fit(queue: Queue, memory: Memory) -> bool:
         memory.counts.decided += len(points)
     last = memory.largest(queue.setting, micro_steps, points)
     if last >= 0 and _point(chosen) <= points[last]:
-        return True
+        dies = queue.doubted is not None and not memory.survives(
+            queue.setting, _point(chosen), chosen.accumulation, queue.doubted)
+        queue.at += dies
+        return not dies
     largest = points[last] if last >= 0 else None
     while queue.at < len(queue.candidates):
         other = queue.candidates[queue.at]
