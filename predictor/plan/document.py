@@ -37,6 +37,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "proposed": best and configuration(best),
         "largest": plan.largest and _shape(plan.largest),
         "largest_with_expandable_segments": plan.largest_expandable and _shape(plan.largest_expandable),
+        "search_limits": list(plan.search_limits),
         "remedies": [remedy.to_json() for remedy in plan.remedies],
         "ranking": [configuration(row) for row in found.fitting],
         "methods": [_method(method) for method in plan.methods],

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import takewhile
 from typing import Any
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
+from predictor.answer import largest_size
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
-from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
@@ -56,6 +55,7 @@ class Plan:
         kept: keys that the user fixed and that would vary otherwise.
         largest: the largest micro batch, or sequence, that fits in the proposed setting; None if nothing fits.
         largest_expandable: the same with expandable segments; None if nothing fits, or if the setting has them.
+        search_limits: sentences about batches above ``largest`` that were not all tried, so that one may fit too.
         remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
@@ -76,6 +76,7 @@ class Plan:
     counts: Counts
     largest: Candidate | None
     largest_expandable: Candidate | None
+    search_limits: tuple[str, ...]
     remedies: tuple[Remedy, ...]
     closest: Configuration | None
     kept: tuple[str, ...]
@@ -183,13 +184,15 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
     workload = standing.workload
+    largest = _largest(best, wanted.maximize, memory) if best else None
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
         methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
         settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=largest(best, wanted.maximize, memory) if best else None,
+        largest=best and largest and replace(best.candidate, batch=largest.size),
         largest_expandable=_largest_expandable(best, wanted.maximize, memory) if best else None,
+        search_limits=largest_size.may_fit_too("Micro batches of", largest) if largest else (),
         remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
@@ -337,30 +340,24 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def largest(best: Configuration, goal: str, memory: Memory) -> Candidate:
-    """The largest micro batch, or sequence, that fits in the proposed setting, at any global batch size."""
+def _largest(best: Configuration, goal: str, memory: Memory) -> largest_size.Found:
+    """The largest micro batch that fits in the proposed setting, at any global batch size, as of ``--maximum-load``."""
     chosen = best.candidate
     if goal == "sequence":
-        return chosen
-    points = [Point(size, chosen.sequence) for size in range(chosen.batch, _most_batch(chosen.sequence) + 1)]
-    if not memory.trace and not learned.is_learned_file(best.setting.keys["model"]):
-        known = memory.with_formula(best.setting, points)
-        points = points[:1] + [*takewhile(known.__contains__, points[1:])]
-    size = memory.largest(best.setting, min(chosen.accumulation, MICRO_STEPS), points) + chosen.batch
-    while size > chosen.batch and memory.job(best.setting, Point(size, chosen.sequence),
-                                             chosen.accumulation).judge().verdict != "fits":
-        size -= 1
-    return replace(chosen, batch=size)
+        return largest_size.Found(chosen.batch)
+    attempt = largest_size.attempts(
+        lambda size: memory.job(best.setting, Point(size, chosen.sequence), chosen.accumulation))
+    return largest_size.largest_that_fits(attempt, chosen.batch, _most_batch(chosen.sequence))
 
 
 def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candidate | None:
-    """:func:`largest` with expandable segments; None if the setting has them already."""
+    """The same with expandable segments; None if the setting has them already."""
     conf = with_expandable_segments(best.setting.keys.get("allocator_conf"))
     if goal == "sequence" or conf is None:
         return None
     keys = {**best.setting.keys, "allocator_conf": conf}
     setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
-    return largest(replace(best, setting=setting), goal, memory)
+    return replace(best.candidate, batch=_largest(replace(best, setting=setting), goal, memory).size)
 
 
 def _most_batch(length: int | None) -> int:

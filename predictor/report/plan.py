@@ -51,6 +51,8 @@ def head(console: Console, plan: Plan) -> None:
             _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
         if plan.largest_expandable is not None and plan.largest_expandable != plan.largest:
             _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_shape(plan.largest_expandable)}.")
+        for sentence in plan.search_limits:
+            _print(console, sentence)
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
