@@ -20,6 +20,7 @@ from predictor.trace.fsdp2_hooks import Fsdp2Hooks
 from predictor.trace.garbage_collection import collection_paused
 from predictor.trace.generation import prompt, record
 from predictor.trace.host_values import HostValues
+from predictor.trace.known_results import KnownResults
 from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder, Recording, has_own_dispatch
 from predictor.trace.value_reads import READS, UNKNOWN
@@ -36,6 +37,7 @@ class Tracer(Recorder):
     def __init__(self, place) -> None:
         super().__init__(place)
         self.host_values = HostValues()
+        self._known = KnownResults()
         self._lasting_workspaces: set[tuple[str, bool]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -52,7 +54,7 @@ class Tracer(Recorder):
         name = func._schema.name
         if name in MASKED:
             args = (args[0], self._positions(args[1]), *args[2:])
-        out = REPLACEMENTS.get(name, func)(*args, **kwargs)
+        out = REPLACEMENTS[name](*args, **kwargs) if name in REPLACEMENTS else self._known.call(func, args, kwargs)
         if name in RESULTS:
             out = RESULTS[name](args, out)
         self.host_values.follow(func, args, kwargs, _tensors(out))

@@ -1,0 +1,136 @@
+"""Remembers what operators return on meta tensors, so that those of repeated layers are computed once.
+
+Most of a trace's time would go into PyTorch's own code for the meta device, much of which is Python (torch 2.11,
+torch/_refs, torch/_prims_common, torch/_meta_registrations.py). What it returns depends only on the operator, the
+layouts of its tensors and its other arguments, as in PyTorch's own cache for fake tensors
+(torch/_subclasses/fake_tensor.py, ``_dispatch_cache_key``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors whose layout says all that an operator sees on meta."""
+DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Layout(NamedTuple):
+    """The layout of a new tensor that has its storage for itself: elements for shape and strides."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def made(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+class Result(NamedTuple):
+    """What an operator returns.
+
+    Attributes:
+        layouts: those of its new tensors; None for a result that is not computed.
+        is_tuple: whether it returns them as a tuple.
+        returns_first: whether it changes its first argument in place and returns it.
+    """
+
+    layouts: tuple[Layout | None, ...] = ()
+    is_tuple: bool = False
+    returns_first: bool = False
+
+
+class _Unknown(Exception):
+    """A call whose result is not determined by layouts."""
+
+
+class KnownResults:
+    """The results of operators on meta tensors, by operator and layouts of the arguments."""
+
+    def __init__(self) -> None:
+        self._is_determined: dict[torch._ops.OpOverload, bool] = {}
+        self._results: dict[Hashable, Result | None] = {}
+
+    def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The operator's results; the operator runs only if such a call is not known yet."""
+        determined = self._is_determined.get(func)
+        if determined is None:
+            determined = self._is_determined[func] = _is_determined(func)
+        if not determined:
+            return func(*args, **kwargs)
+        try:
+            key = _key(func, args, kwargs)
+            known = self._results.get(key, ...)
+        except (_Unknown, TypeError):  # an argument cannot be hashed
+            return func(*args, **kwargs)
+        if known is ...:
+            out = func(*args, **kwargs)
+            self._results[key] = _result(out, args) if _key(func, args, kwargs) == key else None
+            return out
+        if known is None:
+            return func(*args, **kwargs)
+        if known.returns_first:
+            return args[0]
+        made = [layout and layout.made() for layout in known.layouts]
+        return tuple(made) if known.is_tuple else made[0]
+
+
+def _is_determined(func: torch._ops.OpOverload) -> bool:
+    """Whether the operator returns new tensors, or its first argument, independently of values."""
+    returns = func._schema.returns
+    if DEPENDS_ON_VALUES & set(func.tags) or any(str(one.type) != "Tensor" for one in returns):
+        return False
+    aliases = [one.alias_info for one in returns if one.alias_info is not None]
+    return not func._schema.is_mutable if not aliases else len(returns) == 1 and aliases[0].is_write
+
+
+def _key(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
+    return func, *_described(args), *kwargs, *_described(kwargs.values())
+
+
+def _described(values) -> Iterator[Hashable]:
+    """What an operator on meta sees of its arguments."""
+    for value in values:
+        kind = type(value)
+        if kind in PLAIN:
+            if value.device.type != "meta":
+                raise _Unknown
+            yield value.shape, value.stride(), value.dtype
+        elif kind is list or kind is tuple:
+            yield kind, *_described(value)
+        elif isinstance(value, torch.Tensor):
+            raise _Unknown
+        else:
+            yield kind, value  # 1, 1.0 and True are equal, and different arguments
+
+
+def _result(out: Any, args: tuple) -> Result | None:
+    """What a call returned, if other calls with such arguments return the like; None if they may not."""
+    if args and out is args[0]:
+        return Result(returns_first=True)
+    results = out if isinstance(out, tuple) else (out,)
+    storages = {id(tensor.untyped_storage()) for tensor in _tensors(args)}
+    layouts: list[Layout | None] = []
+    for tensor in results:
+        if tensor is None:
+            layouts.append(None)
+            continue
+        if type(tensor) is not torch.Tensor or tensor.device.type != "meta":
+            return None
+        layout, storage = Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype), tensor.untyped_storage()
+        if id(storage) in storages or layout.made().untyped_storage().nbytes() != storage.nbytes():
+            return None  # a view, such as that of aten::_unsafe_view, or a part of a larger storage
+        storages.add(id(storage))
+        layouts.append(layout)
+    return Result(tuple(layouts), isinstance(out, tuple))
+
+
+def _tensors(values) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
