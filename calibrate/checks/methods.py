@@ -32,7 +32,7 @@ from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
 from predictor.plan import Plan, Wanted, plan
 from predictor.plan.memory import Memory
-from predictor.plan.plan import largest, workload_of
+from predictor.plan.plan import largest_batch, workload_of
 from predictor.plan.search import Configuration
 from predictor.plan.space import SHARINGS, Setting
 from predictor.workload.workload import Workload
@@ -100,7 +100,7 @@ def accepted(chosen: Plan, cheapest: Configuration) -> Iterator[dict]:
     assert capacity is not None  # plans are made for GPUs of the table
     for rank in prepare(best).ranks(capacity):
         yield ran("cheapest", name, best.replace(rank=rank), capacity)
-    more = best.replace(per_device_train_batch_size=largest(cheapest, chosen.goal, Memory()).batch + 1)
+    more = best.replace(per_device_train_batch_size=largest_batch(cheapest, chosen.goal, Memory()).size + 1)
     yield ran("one more", name, more, prepare(more).margin.limits(capacity)[0])
 
 

@@ -184,13 +184,13 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
     workload = standing.workload
-    largest = _largest(best, wanted.maximize, memory) if best else None
+    largest = largest_batch(best, wanted.maximize, memory) if best else None
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
         methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
         settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=best and largest and replace(best.candidate, batch=largest.size),
+        largest=replace(best.candidate, batch=largest.size) if best and largest else None,
         largest_expandable=_largest_expandable(best, wanted.maximize, memory) if best else None,
         search_limits=largest_size.may_fit_too("Micro batches of", largest) if largest else (),
         remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
@@ -340,7 +340,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def _largest(best: Configuration, goal: str, memory: Memory) -> largest_size.Found:
+def largest_batch(best: Configuration, goal: str, memory: Memory) -> largest_size.Found:
     """The largest micro batch that fits in the proposed setting, at any global batch size, as of ``--maximum-load``."""
     chosen = best.candidate
     if goal == "sequence":
@@ -357,7 +357,7 @@ def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candi
         return None
     keys = {**best.setting.keys, "allocator_conf": conf}
     setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
-    return replace(best.candidate, batch=_largest(replace(best, setting=setting), goal, memory).size)
+    return replace(best.candidate, batch=largest_batch(replace(best, setting=setting), goal, memory).size)
 
 
 def _most_batch(length: int | None) -> int:
