@@ -46,6 +46,7 @@ def test_a_job_finds_the_variables_that_its_measurement_has(tmp_path, monkeypatc
     asked = workload(tmp_path, gpu="h100-80gb")
     with warm_workers.forked_jobs():
         pages = [measure(asked.replace(allocator_conf=conf)).job.settings for conf in (None, "expandable_segments:True", None)]
+        assert len(warm_workers._workers.get()._known) == 1
     assert pages[0] == pages[2] != pages[1]
 
 
