@@ -5,7 +5,8 @@
         measure(another)
 
 Each job still is a process with its own environment, and CUDA is initialised in it. Jobs whose environments differ in
-more than the emulated GPU and the allocator's settings get different workers. Jobs on a real GPU, and jobs with visible output, are not forked.
+more than the emulated GPU and the allocator's settings get different workers. Jobs on a real GPU, and jobs with visible
+output, are not forked.
 """
 
 from __future__ import annotations
