@@ -5,7 +5,8 @@
         measure(another)
 
 Each job still is a process with its own environment, and CUDA is initialised in it. Jobs whose environments differ in
-more than the emulated GPU get different workers. Jobs on a real GPU, and jobs with visible output, are not forked.
+more than the emulated GPU and the allocator's settings get different workers. Jobs on a real GPU, and jobs with visible
+output, are not forked.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from calibrate import child
 from calibrate.emulator.job_environment import SETTING
 from calibrate.job.job import PR_SET_PDEATHSIG, JobRequest, run_and_exit
 
-IMPORTED = ("transformers.modeling_utils", "calibrate.job.reference_loop", "deepspeed")
+IMPORTED = ("transformers.modeling_utils", "calibrate.job.reference_loop", "deepspeed", "torch._inductor.compile_fx")
 """Modules that a worker imports. bitsandbytes and peft, which imports it, are not among them: bitsandbytes initialises
-CUDA on import, and CUDA does not work after a fork."""
+CUDA on import, and CUDA does not work after a fork. The last is most of what bitsandbytes imports."""
+LATE = (SETTING, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables that are read when CUDA is initialised, in the job. Imports only read the number of emulated GPUs from the
+first, which CUDA_VISIBLE_DEVICES has too, and another allocator (``backend:``) from the others."""
 MOST = 2
 """The most workers that are kept. Each takes half a gigabyte."""
 
@@ -66,12 +70,12 @@ class _Workers:
     """One worker for each environment, not counting the variables in ``ignored``. The last used workers are kept."""
 
     def __init__(self, ignored: Collection[str]) -> None:
-        # SETTING: imports only read the number of emulated GPUs, which CUDA_VISIBLE_DEVICES has; a job reads the rest
-        self._ignored = {SETTING, *ignored}
+        self._ignored = {*LATE, *ignored}
         self._known: dict[frozenset[tuple[str, str]], _Worker] = {}
 
     def run(self, order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
-        key = frozenset(item for item in environment.items() if item[0] not in self._ignored)
+        key = frozenset((name, value) for name, value in environment.items()
+                        if name not in self._ignored or "backend:" in value)
         worker = self._known.pop(key, None) or _Worker(environment)
         self._known[key] = worker
         while len(self._known) > MOST:

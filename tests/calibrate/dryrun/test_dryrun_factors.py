@@ -1,10 +1,12 @@
 """The factors of a dry run's peak: those of the prediction, whole to the byte, and without an effect on the script."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,14 @@ def script(directory: Path, text: str, *words: str) -> list[str]:
     return [sys.executable, str(directory / "train.py"), *words]
 
 
-def loop(directory: Path, engine: str = "torch", checkpointing: str = "", accumulation: int = 1, **settings) -> DryRun:
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory) -> Callable[..., DryRun]:
+    """:func:`_loop`, run once for each job."""
+    run = functools.cache(lambda *job: _loop(tmp_path_factory.mktemp("loop"), *job))
+    return lambda engine="torch", checkpointing="", accumulation=1: run(engine, checkpointing, accumulation)
+
+
+def _loop(directory: Path, engine: str = "torch", checkpointing: str = "", accumulation: int = 1, **settings) -> DryRun:
     """Three steps of a small Llama, as one of four ranks where the engine has ranks."""
     ranks = {} if engine == "torch" else {"world_size": 4, "rank": 1}
     config = {**small_llama(), "hidden_size": 256}
@@ -119,8 +128,8 @@ def merged(split) -> dict[str, int]:
 
 @pytest.mark.parametrize("job", [
     {}, {"accumulation": 2}, {"checkpointing": "reentrant"}, {"checkpointing": "non_reentrant"}], ids=str)
-def test_the_factors_of_a_plain_loop_are_those_of_its_prediction_to_the_byte(tmp_path, job):
-    found, expected = loop(tmp_path, **job), predicted(tmp_path, **job)
+def test_the_factors_of_a_plain_loop_are_those_of_its_prediction_to_the_byte(loop, tmp_path, job):
+    found, expected = loop(**job), predicted(tmp_path, **job)
     assert found.peak_allocated_bytes == expected.peak_allocated_bytes
     assert merged(found.factors) == merged(expected.factors)
     assert (found.peak.moment, found.peak.step) == (expected.peak.moment.value, expected.peak.step)
@@ -128,15 +137,15 @@ def test_the_factors_of_a_plain_loop_are_those_of_its_prediction_to_the_byte(tmp
         {name: merged(split).get("parameters") for name, split in expected.modules.items()}
 
 
-def test_the_operator_and_module_of_the_peak_are_those_of_the_prediction(tmp_path):
-    found, expected = loop(tmp_path), predicted(tmp_path)
+def test_the_operator_and_module_of_the_peak_are_those_of_the_prediction(loop, tmp_path):
+    found, expected = loop(), predicted(tmp_path)
     assert (found.peak.moment, found.peak.module, found.peak.operator) == \
         (expected.peak.moment.value, expected.peak.module, expected.peak.operator)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed"])
-def test_the_factors_of_a_rank_are_those_of_its_prediction(tmp_path, engine):
-    found, expected = loop(tmp_path, engine), predicted(tmp_path, engine)
+def test_the_factors_of_a_rank_are_those_of_its_prediction(loop, tmp_path, engine):
+    found, expected = loop(engine), predicted(tmp_path, engine)
     ours, theirs = merged(found.factors), merged(expected.factors)
     assert ours.pop("unattributed", 0) < SCALARS_BYTES
     for split in (ours, theirs):
@@ -146,8 +155,8 @@ def test_the_factors_of_a_rank_are_those_of_its_prediction(tmp_path, engine):
 
 
 @pytest.mark.parametrize("engine", ["torch", "ddp", "fsdp2", "deepspeed"])
-def test_the_factors_and_the_modules_add_up_to_the_allocated_peak(tmp_path, engine):
-    found = loop(tmp_path, engine)
+def test_the_factors_and_the_modules_add_up_to_the_allocated_peak(loop, engine):
+    found = loop(engine)
     assert sum(found.factors.values()) == found.peak_allocated_bytes
     assert sum(sum(split.values()) for split in found.modules.values()) == found.peak_allocated_bytes
 
@@ -177,8 +186,8 @@ def test_the_script_allocates_the_same_bytes_as_on_the_bare_emulated_gpu_and_not
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed"])
-def test_a_rank_has_the_same_peaks_without_its_factors(tmp_path, engine):
-    found, plain = loop(tmp_path, engine), loop(tmp_path, engine, snapshot=str(tmp_path / "history.pickle"))
+def test_a_rank_has_the_same_peaks_without_its_factors(loop, tmp_path, engine):
+    found, plain = loop(engine), _loop(tmp_path, engine, snapshot=str(tmp_path / "history.pickle"))
     assert not plain.factors and not plain.modules
     for counter in ("requested", "allocated", "reserved"):
         assert getattr(found, f"peak_{counter}_bytes") == getattr(plain, f"peak_{counter}_bytes")

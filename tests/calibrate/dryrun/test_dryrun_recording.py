@@ -157,12 +157,20 @@ def test_a_ring_keeps_the_last_entries_in_order():
 # --- the dry run's ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> tuple[Path, DryRun]:
+    """The loop that records nothing, and its directory."""
+    directory = tmp_path_factory.mktemp("plain")
+    return directory, loop(directory)
+
+
 @pytest.mark.parametrize("record", [
     "torch.cuda.memory._record_memory_history()", 'torch.cuda.memory._record_memory_history("state", max_entries=1)',
     "torch.cuda.memory._record_memory_history(context=None)"])
 @pytest.mark.parametrize("stop", ["", "torch.cuda.memory._snapshot(); torch.cuda.memory._record_memory_history(None)"])
-def test_the_answer_is_the_same_whatever_the_script_records(tmp_path, record, stop):
-    plain, found = loop(tmp_path), loop(tmp_path, record, stop)
+def test_the_answer_is_the_same_whatever_the_script_records(plain, record, stop):
+    directory, plain = plain
+    found = loop(directory, record, stop)
     assert plain.peak.line.function == "<module>" and plain.peak.line.number == 11
     assert replace(found, memory_stats={}) == replace(plain, memory_stats={})
     assert found.memory_stats == plain.memory_stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -268,26 +269,43 @@ def test_the_memory_history_is_kept_where_it_is_asked_for_and_nobody_elses_is_st
     assert loop.found.peak.line.function == "<module>"  # the dry run's own went on
 
 
-@pytest.mark.parametrize(("calls", "expected"), [
-    ("memory._record_memory_history(max_entries=100)", "alloc, then True"),
-    ("memory._record_memory_history(max_entries=100); memory._record_memory_history(None)", "InputError, then False"),
-    ("", "alloc, then False"),
-])
-def test_a_recording_that_the_training_begins_later_is_neither_stopped_nor_emptied(tmp_path, calls, expected):
-    script = tmp_path / "train.py"
+RECORDINGS = {
+    "memory._record_memory_history(max_entries=100)": "alloc, then True",
+    "memory._record_memory_history(max_entries=100); memory._record_memory_history(None)": "InputError, then False",
+    "": "alloc, then False",
+}
+"""What a training may do after ``watch`` began, and how that ends."""
+
+
+@pytest.fixture(scope="module")
+def recordings(directory) -> dict[str, str]:
+    """How each of :data:`RECORDINGS` ends, each in a process of its own."""
+    script, path = directory / "recordings.py", directory / "recording.pickle"
     script.write_text(textwrap.dedent(f"""
-        import pickle, torch
+        import json, os, pickle, sys, torch
         from calibrate.training.history import History
-        memory, history = torch.cuda.memory, History()
-        {calls}
-        kept = torch.empty(8, device="cuda")
-        try:
-            history.save({str(tmp_path / "run.pickle")!r})
-            found = pickle.load(open({str(tmp_path / "run.pickle")!r}, "rb"))["device_traces"][0][-1]["action"]
-        except Exception as error:
-            found = type(error).__name__
-        print(f"{{found}}, then {{torch._C._cuda_isHistoryEnabled()}}")
+        memory = torch.cuda.memory
+        for calls in {list(RECORDINGS)!r}:
+            if os.fork():
+                os.wait()
+                continue
+            history = History()
+            exec(calls)
+            kept = torch.empty(8, device="cuda")
+            try:
+                history.save({str(path)!r})
+                found = pickle.load(open({str(path)!r}, "rb"))["device_traces"][0][-1]["action"]
+            except Exception as error:
+                found = type(error).__name__
+            print(json.dumps([calls, f"{{found}}, then {{torch._C._cuda_isHistoryEnabled()}}"]), flush=True)
+            os._exit(0)
     """))
     job = subprocess.run([sys.executable, str(script)], env={**os.environ, **environment(shadow_real_gpu=True)},
                          capture_output=True, text=True)
-    assert job.stdout.strip() == expected, job.stderr
+    assert job.returncode == 0, job.stderr
+    return dict(map(json.loads, job.stdout.splitlines()))
+
+
+@pytest.mark.parametrize(("calls", "expected"), RECORDINGS.items())
+def test_a_recording_that_the_training_begins_later_is_neither_stopped_nor_emptied(recordings, calls, expected):
+    assert recordings[calls] == expected

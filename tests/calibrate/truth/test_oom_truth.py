@@ -1,6 +1,7 @@
 """Out-of-memory errors of the real PyTorch on the emulated GPU: messages tell the allocator's numbers, predictions agree."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -55,6 +56,7 @@ def provoked(name: str) -> tuple[Message, dict]:
     return message, facts
 
 
+@cache
 def run(name: str, **variables: str) -> dict:
     before, size = SITUATIONS[name]
     return run_job(f"{PROVOKE}\n{before}\nprovoke({size})", capacity_bytes=GIB, extra=variables)
