@@ -15,6 +15,8 @@ import torch
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors whose layout says all that an operator sees on meta."""
+DETERMINED = ("Tensor", "int", "SymInt")
+"""Types of results that layouts determine; the integers are lengths."""
 DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -33,12 +35,12 @@ class Result(NamedTuple):
     """What an operator returns.
 
     Attributes:
-        layouts: those of its new tensors; None for a result that is not computed.
+        results: layouts of its new tensors, its integers, and None for a result that is not computed.
         is_tuple: whether it returns them as a tuple.
         returns_first: whether it changes its first argument in place and returns it.
     """
 
-    layouts: tuple[Layout | None, ...] = ()
+    results: tuple[Layout | int | None, ...] = ()
     is_tuple: bool = False
     returns_first: bool = False
 
@@ -74,14 +76,14 @@ class KnownResults:
             return func(*args, **kwargs)
         if known.returns_first:
             return args[0]
-        made = [layout and layout.made() for layout in known.layouts]
+        made = [one.made() if isinstance(one, Layout) else one for one in known.results]
         return tuple(made) if known.is_tuple else made[0]
 
 
 def _is_determined(func: torch._ops.OpOverload) -> bool:
     """Whether the operator returns new tensors, or its first argument, independently of values."""
     returns = func._schema.returns
-    if DEPENDS_ON_VALUES & set(func.tags) or any(str(one.type) != "Tensor" for one in returns):
+    if DEPENDS_ON_VALUES & set(func.tags) or any(str(one.type) not in DETERMINED for one in returns):
         return False
     aliases = [one.alias_info for one in returns if one.alias_info is not None]
     return not func._schema.is_mutable if not aliases else len(returns) == 1 and aliases[0].is_write
@@ -111,12 +113,11 @@ def _result(out: Any, args: tuple) -> Result | None:
     """What a call returned, if other calls with such arguments return the like; None if they may not."""
     if args and out is args[0]:
         return Result(returns_first=True)
-    results = out if isinstance(out, tuple) else (out,)
     storages = {id(tensor.untyped_storage()) for tensor in _tensors(args)}
-    layouts: list[Layout | None] = []
-    for tensor in results:
-        if tensor is None:
-            layouts.append(None)
+    results: list[Layout | int | None] = []
+    for tensor in out if isinstance(out, tuple) else (out,):
+        if tensor is None or type(tensor) is int:
+            results.append(tensor)
             continue
         if type(tensor) is not torch.Tensor or tensor.device.type != "meta":
             return None
@@ -124,8 +125,8 @@ def _result(out: Any, args: tuple) -> Result | None:
         if id(storage) in storages or layout.made().untyped_storage().nbytes() != storage.nbytes():
             return None  # a view, such as that of aten::_unsafe_view, or a part of a larger storage
         storages.add(id(storage))
-        layouts.append(layout)
-    return Result(tuple(layouts), isinstance(out, tuple))
+        results.append(layout)
+    return Result(tuple(results), isinstance(out, tuple))
 
 
 def _tensors(values) -> Iterator[torch.Tensor]:

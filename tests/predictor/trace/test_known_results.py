@@ -102,3 +102,10 @@ def test_a_trace_is_what_it_is_without_memory_of_results(keys, monkeypatch):
     remembered = traced_at(model, Shape(2, 24, 2), **keys)
     monkeypatch.setattr(KnownResults, "call", lambda self, func, args, kwargs: func(*args, **kwargs))
     assert traced_at(model, Shape(2, 24, 2), **keys) == remembered
+
+
+def test_lengths_are_results_too():
+    known, states = KnownResults(), [on_meta(1, 2, 8, 16, dtype=torch.bfloat16) for _ in range(3)]
+    first, second = (known.call(aten._scaled_dot_product_flash_attention.default, (*states, 0.0, True), {}) for _ in range(2))
+    assert [one if isinstance(one, int) else layout(one) for one in first] == [
+        one if isinstance(one, int) else layout(one) for one in second] and first[4:6] == (8, 8)
