@@ -103,11 +103,18 @@ def warm_jobs():
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
+_frozen_modules = 0
+"""Number of modules that were imported when :func:`frozen` last froze objects."""
+
+
+@pytest.fixture(autouse=True)
 def frozen():
     """Every trace starts with a garbage collection: it skips the objects that imports made."""
-    gc.collect()
-    gc.freeze()
+    global _frozen_modules
+    if len(sys.modules) > _frozen_modules:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)
 
 
 @pytest.fixture(scope="session")

@@ -98,13 +98,11 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     sums, first = np.unique(sums[tops], axis=0, return_index=True)
     index = tops[first]
     shifted = sums @ shift(table.terms, at_least)
-    order = np.argsort(-shifted.sum(axis=1), kind="stable")
+    left = np.argsort(-shifted.sum(axis=1), kind="stable")
     kept: list[int] = []
-    front = np.empty((0, shifted.shape[1]), dtype=np.int64)
-    for row in order:
-        if not (front >= shifted[row]).all(axis=1).any():
-            kept.append(row)
-            front = np.concatenate([front, shifted[row : row + 1]])
+    while left.size:
+        kept.append(left[0])
+        left = left[(shifted[left] > shifted[left[0]]).any(axis=1)]
     kept_rows = np.array(sorted(kept, key=lambda row: index[row]))
     used = sums[kept_rows].any(axis=0)
     used[0] = True  # the constant stays first

@@ -30,6 +30,8 @@ from predictor.workload.workload import Workload
 
 SOME = 8_192
 """Tokens; the sequence length of an example job, if the user gives none."""
+NEAR = 4
+"""Tries in a row that follow their hints alone. Each further one goes back twice as far as the one before."""
 
 
 class Point(NamedTuple):
@@ -220,14 +222,15 @@ def last(tried: Callable[[int], int | None], count: int, *, near_the_end: bool) 
             hint the search halves.
         near_the_end: whether to begin at the last index instead of the first.
     """
-    good, bad, step = -1, count, 1
+    good, bad, step, misses = -1, count, 1, 0
     at = count - 1 if near_the_end else 0
     while bad - good > 1:
         hint = tried(at)
         if hint == at:
-            good, at, step = at, min(at + step, bad - 1), 2 * step
+            good, at, step, misses = at, min(at + step, bad - 1), 2 * step, 0
         else:
-            bad, step = at, 1
-            at = (good + bad) // 2 if hint is None else min(hint, bad - 1)
+            bad, step, misses = at, 1, misses + 1
+            back = 2 ** max(0, misses - NEAR)  # hints that lead on by one index at a time are left behind
+            at = (good + bad) // 2 if hint is None else min(hint, bad - back)
         at = max(at, good + 1)
     return good

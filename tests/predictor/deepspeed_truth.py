@@ -1,8 +1,8 @@
 """Compares the allocations of the real DeepSpeed on CPU with the engine's prediction from a plain step.
 
-Run as a script: reads a JSON list of cases, prints a JSON list of results. Each case runs in a fork of
-its own (process groups are global), after one import. Both sides are recorded by the same dispatch
-mode: the plain micro-step goes through ``zero2.compose``, the DeepSpeed run is the truth.
+Run as a script: reads a JSON list of cases, prints a JSON list of results. Imports, and the plain step of each model,
+are made once; then each case runs in a fork of its own, as process groups are global. Both sides are recorded by the
+same dispatch mode: the plain micro-step goes through ``zero2.compose``, the DeepSpeed run is the truth.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,18 @@ def main() -> None:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "OMP_NUM_THREADS": "1"}
     stdout, sys.stdout = sys.stdout, sys.stderr
     import deepspeed
-    import deepspeed.runtime.zero.muon.muon_optimizer  # what every case needs is imported once, here
+    import deepspeed.module_inject.auto_ep_layer  # what every case needs is imported once, here
+    import deepspeed.runtime.zero.muon.muon_optimizer
     import torch
-    import transformers.models.llava.modeling_llava  # noqa: F401
 
     torch.set_num_threads(1)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled for Gloo, and no bytes pass here
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    cases = [Case(**case) for case in json.load(sys.stdin)]
+    for case in cases:
+        _plain_step(case.recipe, case.checkpointing)
     gc.freeze()  # collections of a case need not look at what was imported
-    results = [_in_fork(Case(**case)) for case in json.load(sys.stdin)]
-    json.dump(results, stdout)
+    json.dump([_in_fork(case) for case in cases], stdout)
 
 
 def _in_fork(case: Case) -> dict:
@@ -72,6 +75,13 @@ def _in_fork(case: Case) -> dict:
 
 def run(case: Case) -> dict:
     """Live bytes at each mark of three steps, true and predicted."""
+    model, batch, micro, facts = _plain_step(case.recipe, case.checkpointing)
+    return {"case": asdict(case), "true": _deepspeed(case, model, batch), "predicted": _predicted(case, micro, facts)}
+
+
+@cache
+def _plain_step(recipe: str, checkpointing: bool) -> tuple:
+    """The model, its batch, its micro-step without DeepSpeed, and its facts."""
     import torch
 
     from predictor.events.sizes import Shape
@@ -82,18 +92,17 @@ def run(case: Case) -> dict:
     from tests.predictor.small import facts_of, small_llava
 
     torch.manual_seed(0)
-    model = small_llava(recipe=case.recipe, device="cpu")
-    if case.checkpointing:
+    model = small_llava(recipe=recipe, device="cpu")
+    if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.full((2, 16), 5)
     ids[:, 1:5] = model.config.image_token_id
     batch = {"input_ids": ids, "labels": ids.clone(), "pixel_values": torch.randn(2, 3, 28, 28, dtype=torch.bfloat16)}
-    facts = facts_of(small_llava(recipe=case.recipe, device="meta"))
+    facts = facts_of(small_llava(recipe=recipe, device="meta"))
     record_micro_step(model, batch, Recorder(device="cpu"), ModuleTracker(model))  # lazily made things first
     places = ModuleTracker(model)
     recording = record_micro_step(model, batch, Recorder(places, device="cpu"), places)
-    micro = fit([recording], [Shape(2, 16, 2)], [p.name for p in facts.parameters])
-    return {"case": asdict(case), "true": _deepspeed(case, model, batch), "predicted": _predicted(case, micro, facts)}
+    return model, batch, fit([recording], [Shape(2, 16, 2)], [p.name for p in facts.parameters]), facts
 
 
 def _predicted(case: Case, micro, facts) -> list[dict]:

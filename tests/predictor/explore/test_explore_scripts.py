@@ -22,6 +22,7 @@ from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
+from tests.predictor.small import small_config
 
 GPUS = [gpu for gpu in gpus.TABLE if gpu.compute_capability >= (8, 0)]
 KIND = {"itemsize": (2, 4), "accumulator_bytes": (4, 8), "along_rows": (0, 1), "all_of_it": (0, 1),
@@ -116,10 +117,10 @@ def asked(setting: dict, **keys) -> Workload:
     """The workload of a page's setting."""
     name, _, tensor = setting["engine"].partition("-tp")
     engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name} if name else {}
-    return Workload(
-        model=MODEL, per_device_train_batch_size=setting["batch"], sequence_length=setting["sequence"],
-        images_per_sample=setting["images"], data_parallel_size=setting["degree"], gpu=setting["gpu"],
-        gradient_checkpointing=setting["checkpointing"], tensor_parallel_size=int(tensor or 1), **engine, **keys)
+    return Workload(**{
+        "model": MODEL, "per_device_train_batch_size": setting["batch"], "sequence_length": setting["sequence"],
+        "images_per_sample": setting["images"], "data_parallel_size": setting["degree"], "gpu": setting["gpu"],
+        "gradient_checkpointing": setting["checkpointing"], "tensor_parallel_size": int(tensor or 1), **engine, **keys})
 
 
 ANSWER = "setting => predict(data, setting).answer"
@@ -231,9 +232,10 @@ def test_a_remedy_is_named_as_the_key_or_the_engine_that_changes():
 
 @pytest.mark.parametrize("keys, engine", [({"keep_outputs": "next_forward"}, "zero2"), ({"keep_outputs": "backward"}, "ddp"),
                                           ({"keep_outputs": "next_forward", "zero_grad": "before_backward"}, "ddp")], ids=str)
-def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, keys, engine):
-    setting = SETTING | {"engine": engine}
-    answer, expected = Scripts(made(**keys))(ANSWER, setting), predicted(setting, **keys)
+def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, tmp_path, keys, engine):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    setting, keys = SETTING | {"engine": engine, "sequence": 128}, keys | {"model": str(tmp_path / "config.json")}
+    answer, expected = Scripts(made(sequence_length=128, **keys))(ANSWER, setting), predicted(setting, **keys)
     assert answer == {name: expected[name] for name in answer}
 
 
@@ -252,7 +254,7 @@ def test_streams_and_micro_batches_that_accumulate_are_the_same_in_the_page():
 
 
 def test_intervals_under_allocator_settings_that_were_not_covered_are_the_same_in_the_page():
-    keys = {"allocator_conf": "expandable_segments:False"}
+    keys = {"allocator_conf": "expandable_segments:False", "capacity_bytes": 80 << 30}  # a page of one GPU
     answer, expected = Scripts(made(gpu="h100-80gb", **keys))(ANSWER, SETTING), predicted(SETTING, **keys)
     assert answer == {name: expected[name] for name in answer}
 
