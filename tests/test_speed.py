@@ -29,6 +29,8 @@ JOB = Workload(model="llava-1.5-7b", recipe="finetune", per_device_train_batch_s
 def frozen():
     """Nothing is: a user's process looks at all that it imported."""
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
