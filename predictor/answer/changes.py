@@ -147,24 +147,32 @@ def _optimizer(w: Workload) -> Families:
 
 def _engine(w: Workload) -> Families:
     if w.engine == "ddp" and w.data_parallel_size == w.world_size > 1:
-        yield (_to_zero_2(w, "", "reductions in each micro-step"),)
+        yield (_to_zero(w, 2, "", "reductions in each micro-step"),)
     # adapters alone have small optimizer states
     if w.engine == "torch" and w.world_size == 1 and w.lora is None and w.optim.startswith("adamw_torch"):
-        yield (_to_zero_2(w, ", optimizer → host", "AdamW on the CPU, gradients and weights over PCIe",
-                          offload="optimizer"),)
+        yield tuple(_to_zero(w, stage, f", {what} → host", f"AdamW on the CPU, {traffic} over PCIe", offload=offload)
+                    for stage, offload, what, traffic in OFFLOADED)
     if w.engine == "deepspeed":
         yield from _stages(w)
         yield from _deepspeed(w)
 
 
-def _to_zero_2(w: Workload, besides: str, costs: str, **more: Any) -> Change:
+OFFLOADED = (
+    (2, "optimizer", "optimizer", "gradients and weights"),
+    (3, "optimizer", "optimizer", "gradients and weights"),
+    (3, "all", "optimizer and weights", "gradients, and weights in each micro-step,"),
+)
+"""Ways in which DeepSpeed uses the host's memory: stage, the value of ``offload``, its words, what PCIe carries."""
+
+
+def _to_zero(w: Workload, stage: int, besides: str, costs: str, **more: Any) -> Change:
     """DeepSpeed in place of a plain loop. It casts the weights, trains without autocast, and updates fp32 masters.
 
     (DeepSpeed 0.19, runtime/engine.py, ``_configure_distributed_model``, and runtime/zero/stage_1_and_2.py,
     ``single_partition_of_fp32_groups``. In fp32 there is nothing to cast.)
     """
-    keys = {"engine": None, "ddp": None, "zero_stage": 2, **more, "mixed_precision": None, "dtype": w.computes_in}
-    text = f"engine {w.engine} → ZeRO-2{besides}"
+    keys = {"engine": None, "ddp": None, "zero_stage": stage, **more, "mixed_precision": None, "dtype": w.computes_in}
+    text = f"engine {w.engine} → ZeRO-{stage}{besides}"
     text += f", mixed_precision {w.mixed_precision} → none" if w.mixed_precision != "none" else ""
     text += f", dtype {w.dtype} → {w.computes_in}" if w.dtype != w.computes_in else ""
     text += ", which needs a DeepSpeed config" if w.source and w.source.knows("deepspeed") else ""

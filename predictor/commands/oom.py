@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def document() -> dict[str, Any]:
         return oom.document(found, name, job) | {
-            "snapshot": snapshot and oom.snapshot_document(snapshot, arguments.snapshot)}
+            "snapshot": snapshot and oom.snapshot_document(snapshot, arguments.snapshot, found[0].message)}
 
     def report(console: Console) -> None:
         if not arguments.details:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             return oom_summary.report(console, found, name, job, told)
         oom.report(console, found, name, job)
         if snapshot is not None:
-            oom.snapshot_report(console, snapshot, file_name(arguments.snapshot))
+            oom.snapshot_report(console, snapshot, file_name(arguments.snapshot), found[0].message)
 
     output.write(arguments, document, report)
     return 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
+from predictor.oom.message import Message
 from predictor.oom.stack import EMULATOR
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot.initial_state import Inconsistent, start_of
@@ -67,6 +68,12 @@ class RecordedFailure:
         if self.requested_bytes is None or self.free_bytes is None:
             return None
         return self.requested_bytes <= self.reserved_bytes - self.allocated_bytes + self.free_bytes
+
+    def is_of(self, message: Message) -> bool | None:
+        """Whether it is the failure that a message reports, by the bytes that were allocated; None if one has none."""
+        if self.entry is None or message.allocated is None:
+            return None
+        return message.allocated.may_be(self.allocated_bytes)
 
 
 def recorded_failure(snapshot: Snapshot, device: int) -> RecordedFailure:

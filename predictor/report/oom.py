@@ -234,10 +234,10 @@ def reproduction_sentences(reproduction: Reproduction) -> list[str]:
                         f"explain it: {POSSIBLE_CAUSES}."]
 
 
-def snapshot_report(console: Console, failure: RecordedFailure, name: str) -> None:
-    """Prints what the snapshot says about the failed allocation, or about its end."""
+def snapshot_report(console: Console, failure: RecordedFailure, name: str, message: Message) -> None:
+    """Prints what the snapshot says about the failed allocation, or about its end, beside the message."""
     console.print()
-    _say(console, f"{name}: {state(failure)}", style="bold")
+    _say(console, f"{name}: {state(failure)}{another(failure, message)}", style="bold")
     if failure.fits_unfragmented is not None:
         idle = failure.reserved_bytes - failure.allocated_bytes
         _say(console, f"{size_text(idle)} were idle in PyTorch's cache and {size_text(failure.free_bytes or 0)} free: "
@@ -261,6 +261,14 @@ def state(failure: RecordedFailure) -> str:
         return f"no failed allocation is recorded on device {failure.device}; at the end {memory}."
     return (f"the allocation of {size_text(failure.requested_bytes or 0)} at entry {failure.entry:,} failed on device "
             f"{failure.device}, with {memory}.")
+
+
+def another(failure: RecordedFailure, message: Message) -> str:
+    """A sentence, after a space, where the snapshot's failure is not the message's; else empty."""
+    if failure.is_of(message) is not False or message.allocated is None:
+        return ""
+    return (f" That is not the failure of the message, which had {size_text(message.allocated.bytes)} allocated: what "
+            "follows is of the snapshot's.")
 
 
 def expandable(failure: RecordedFailure, name: str, *, hint: bool = True) -> str:
@@ -339,11 +347,11 @@ def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
     }
 
 
-def snapshot_document(failure: RecordedFailure, path: str) -> dict[str, Any]:
-    """A snapshot's failed allocation as JSON data."""
+def snapshot_document(failure: RecordedFailure, path: str, message: Message) -> dict[str, Any]:
+    """A snapshot's failed allocation as JSON data, and whether it is the message's."""
     result = failure.what_if
     return {
-        "snapshot": path, "device": failure.device, "entry": failure.entry,
+        "snapshot": path, "device": failure.device, "entry": failure.entry, "is_of_message": failure.is_of(message),
         "requested_bytes": failure.requested_bytes, "allocated_bytes": failure.allocated_bytes,
         "reserved_bytes": failure.reserved_bytes, "free_bytes": failure.free_bytes,
         "fits_without_fragmentation": failure.fits_unfragmented,

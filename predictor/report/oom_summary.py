@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.common.safe_text import printable
 from predictor.oom.explanation import Explanation, Holder
-from predictor.oom.message import Kind
+from predictor.oom.message import Kind, Message
 from predictor.oom.recorded import RecordedFailure
 from predictor.oom.reproduction import PredictedJob, Reproduction
 from predictor.oom.stack import Frame
@@ -50,7 +50,7 @@ def report(console: Console, found: list[Explanation], name: str, job: Predicted
     for most_remedies in range(remedies.MOST + 1, 0, -1):  # with a note of what was not checked
         parts = [*_message(found[0], name, with_job=job is not None),
                  *(() if job is None else _job(job, most_remedies)),
-                 *((text, "") for text in (() if snapshot is None else _snapshot(*snapshot))),
+                 *((text, "") for text in (() if snapshot is None else _snapshot(*snapshot, found[0].message))),
                  (_rest(found, job, most_remedies, snapshot is not None), "")]
         if sum(len(_lines(console, part)) for part, _ in parts) <= SCREEN:  # else the last remedies are left out
             break
@@ -122,7 +122,7 @@ def _job(job: PredictedJob, most_remedies: int) -> Iterator[Part]:
         for number, sentence in enumerate(_outcome(found)):
             yield sentence, "" if number else "bold"
         yield oom.compared_table(found), ""
-    judged = remedies.short(job.remedies)
+    judged = remedies.short(job.remedies, brief=True)
     if judged:
         there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
         yield f"Remedies, each predicted {there}:", "bold"
@@ -149,9 +149,9 @@ def _outcome(found: Reproduction) -> Iterator[str]:
         yield f"Allocated then, mostly: {', '.join(named)}."
 
 
-def _snapshot(failure: RecordedFailure, name: str) -> Iterator[str]:
-    """What the snapshot says about the failed allocation, or about its end."""
-    yield f"{_end(name)}: {oom.state(failure)}"
+def _snapshot(failure: RecordedFailure, name: str, message: Message) -> Iterator[str]:
+    """What the snapshot says about the failed allocation, or about its end, beside the message."""
+    yield f"{_end(name)}: {oom.state(failure)}{oom.another(failure, message)}"
     first = [f"{_end(printable(group.place))} ({size_text(group.bytes)})"
              for group in failure.allocations[:MOST_PLACES]]
     if first:
@@ -162,7 +162,7 @@ def _snapshot(failure: RecordedFailure, name: str) -> Iterator[str]:
 def _rest(found: list[Explanation], job: PredictedJob | None, most_remedies: int, has_snapshot: bool) -> str:
     """A sentence that says what ``--details`` has beside the short answer."""
     more = len(found) - 1
-    has_more_remedies = job is not None and len(remedies.short(job.remedies)) > most_remedies
+    has_more_remedies = job is not None and len(remedies.short(job.remedies, brief=True)) > most_remedies
     return details_line(f"{more:,} more message{'s' if more > 1 else ''}" if more else "",
                         "more remedies" if has_more_remedies else "", "bytes", "all facts",
                         "memory by module" if job is not None and job.reproduction is not None else "",

@@ -21,17 +21,19 @@ def caution(row: Caution) -> str:
             f"this may take {size_text(row.more_bytes)} more.")
 
 
-def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: str = "add --remedies") -> list[str]:
+def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: str = "add --remedies",
+          brief: bool = False) -> list[str]:
     """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies.
 
     Args:
         mode: the workload's key.
         to_check: what the user can do to have the rest checked.
+        brief: leave long words of the user's own to ``--details``.
     """
     if not judged:
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
-    lines = [remedy_text(remedy, mode) for remedy in fitting[:MOST]] or [_nothing(judged)]
+    lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:MOST]] or [_nothing(judged, brief)]
     unchecked = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy)
                  for remedy in judged if remedy.needs_trace]
     if unchecked and len(fitting) < MOST:
@@ -39,9 +41,9 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
     return lines
 
 
-def remedy_text(remedy: Remedy, mode: str = "training") -> str:
-    """A remedy as a sentence: what changes, what it needs then, and its price. ``mode`` is the workload's key."""
-    change = change_text(remedy)
+def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) -> str:
+    """A remedy as a sentence: what changes, what it needs then, and its price. Arguments as for :func:`short`."""
+    change = change_text(remedy, brief=brief)
     if remedy.fits is None:
         return f"Not checked: {change}: {remedy.why_not}."
     if not remedy.fits:
@@ -53,24 +55,30 @@ def remedy_text(remedy: Remedy, mode: str = "training") -> str:
     return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
 
 
-def change_text(remedy: Remedy) -> str:
-    """The changes, in the words of the user's own file where it has some; after the changes if those are long."""
+def change_text(remedy: Remedy, *, brief: bool = False) -> str:
+    """The changes, in the words of the user's own file where it has some; after the changes if those are long.
+
+    ``brief`` is as for :func:`short`.
+    """
     if not remedy.own_words:
         return _changes(remedy)
     said = remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
-    return said if len(remedy.own_words) <= LONG else f"{_changes(remedy)}: {said}"
+    if len(remedy.own_words) <= LONG:
+        return said
+    return f"{_changes(remedy)} ({remedy.where}: see --details)" if brief else f"{_changes(remedy)}: {said}"
 
 
 def _changes(remedy: Remedy) -> str:
     return " and ".join(remedy.changes)
 
 
-def _nothing(remedies: Sequence[Remedy]) -> str:
+def _nothing(remedies: Sequence[Remedy], brief: bool) -> str:
     judged = [remedy for remedy in remedies if remedy.peak_requested_bytes is not None]
     if not judged:
         return "No change could be checked."
     closest = min(judged, key=lambda remedy: remedy.peak_requested_bytes or 0)
-    return f"Nothing that was tried surely fits. Closest: {change_text(closest)}, with which {_need(closest)}."
+    change = change_text(closest, brief=brief)
+    return f"Nothing that was tried surely fits. Closest: {change}, with which {_need(closest)}."
 
 
 def _need(remedy: Remedy) -> str:

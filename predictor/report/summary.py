@@ -17,7 +17,7 @@ def report(console: Console, prediction: Prediction) -> None:
     table.head(console, prediction, brief=True)
     console.print(table.factor_table(prediction, console.width, small=False))
     console.print()
-    advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"))
+    advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True)
     print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))
 
 

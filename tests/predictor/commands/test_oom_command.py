@@ -157,7 +157,8 @@ def test_the_short_answer_of_a_job_that_survives_says_so(capsys, path):
 def test_the_short_answer_names_the_largest_blocks_of_a_snapshot(capsys, path):
     assert main(["oom", path, "--snapshot", str(recorded("small-out-of-memory"))]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "failed on device 0, with 33.55 MiB allocated, 34.00 MiB reserved. Largest blocks, by line of code: " in text
+    assert ("failed on device 0, with 33.55 MiB allocated, 34.00 MiB reserved. That is not the failure of the message, which had "
+            "30.00 GiB allocated: what follows is of the snapshot's. Largest blocks, by line of code: ") in text
 
 
 def test_a_predicted_snapshot_is_limited_by_its_device(capsys, path, tmp_path):
