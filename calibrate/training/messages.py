@@ -24,9 +24,13 @@ class RankMessages:
         self._tell, self._rank = tell, rank
         self.warnings: dict[str, str] = {}
         self.reasons: list[str] = []
+        self._said: set[str] = set()
 
     def say(self, line: str) -> None:
-        """Prints a line, with the rank in front unless it is 0."""
+        """Prints a line, with the rank in front unless it is 0. A line that was printed before is not repeated."""
+        if line in self._said:
+            return
+        self._said.add(line)
         self._tell(f"rank {self._rank}: {line}" if self._rank else line)
 
     def warn(self, topic: str, line: str) -> None:

@@ -201,9 +201,11 @@ class TrainingPredictions:
         if first and self._speaks and self._show != "nothing":
             assumptions = ", ".join(f"{name} {value}" for name, value in self._reading.assumed.items())
             if assumptions:
-                self._messages.say(f"assumed about the loop: {assumptions}; if that is wrong, pass watch(…, KEY=VALUE)."
-                                   " The model's output is assumed to be freed before backward, as after loss = "
-                                   "model(…).loss, until the loop shows that it is not")
+                freed = "" if workload.keep_outputs != "none" else (
+                    ". The model's output is assumed to be freed before backward, as after loss = model(…).loss, "
+                    "until the loop shows that it is not")
+                self._messages.say(f"assumed about the loop: {assumptions}; if that is wrong, pass watch(…, KEY=VALUE)"
+                                   f"{freed}")
             for note in self._reading.notes:
                 self._messages.say(f"not in the prediction: {note}")
         if not safe and (self._speaks or not first):
