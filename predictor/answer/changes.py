@@ -168,8 +168,9 @@ OFFLOADED = (
 def _to_zero(w: Workload, stage: int, besides: str, costs: str, **more: Any) -> Change:
     """DeepSpeed in place of a plain loop. It casts the weights, trains without autocast, and updates fp32 masters.
 
-    (DeepSpeed 0.19, runtime/engine.py, ``_configure_distributed_model``, and runtime/zero/stage_1_and_2.py,
-    ``single_partition_of_fp32_groups``. In fp32 there is nothing to cast.)
+    (DeepSpeed 0.19, runtime/engine.py, ``_configure_distributed_model``; runtime/zero/stage_1_and_2.py,
+    ``single_partition_of_fp32_groups``; runtime/zero/stage3.py, ``fp32_partitioned_groups_flat``. In fp32 there is
+    nothing to cast.)
     """
     keys = {"engine": None, "ddp": None, "zero_stage": stage, **more, "mixed_precision": None, "dtype": w.computes_in}
     text = f"engine {w.engine} → ZeRO-{stage}{besides}"
