@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from importlinter import cli
 
+from calibrate.checks.walk import layers
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("predictor", "calibrate")
 FLAT = {"predictor": {"__init__", "cli", "version"}, "calibrate": {"__init__"}}
@@ -51,13 +53,6 @@ def module_of(name: str) -> str | None:
         except ModuleNotFoundError:
             continue
     return None
-
-
-def layers(package: str) -> list[str]:
-    """The packages of ``pyproject.toml``'s contract, top to bottom."""
-    text = (ROOT / "pyproject.toml").read_text()
-    contract = text.partition(f'containers = ["{package}"]')[2].partition("]\n\n")[0].partition("layers = [")[2]
-    return ast.literal_eval(f"[{contract}]")
 
 
 def test_a_package_imports_only_packages_below_it(monkeypatch):

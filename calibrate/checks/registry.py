@@ -149,6 +149,10 @@ CHECKS = {
         "does a page of peakcast explore give Python's answers, redraw fast and make no requests?",
         takes="some minutes", writes=("profiles/evidence/explore_page.json with --save",),
         tolerance={"faults": 0, "controls that redraw too slowly": 0}, needs="Chromium"),
+    "walk": Check(
+        "calibrate.checks.walk", "which package calls which, from command line to answer, and is any call upwards?",
+        takes="ten seconds", writes=("profiles/pages/walk.md",), tolerance={"calls upwards": 0},
+        needs="pip install -e ."),
     "report_page": Check(
         "calibrate.checks.report_page",
         "does the page of a regression report show its figures, without messages or requests?",

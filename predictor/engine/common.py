@@ -9,7 +9,7 @@ import numpy as np
 from predictor.engine import quantized_loading
 from predictor.engine.compose import RankPeak, Tape
 from predictor.engine.setup import FP64, Setup
-from predictor.events.events import EventList, Factor
+from predictor.events.events import EventList, EventType, Factor
 
 
 class AlikeRanks:
@@ -43,8 +43,11 @@ def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
     tensors = setup.facts.parameters
     sharded = {tensor.module for tensor in tensors if tensor.sharded} if setup.zero else ()
     order = [index for index, tensor in enumerate(tensors) if tensor.module in sharded] + setup.facts.moved
-    return {index: tape.allocate(tensors[index].bytes, Factor.PARAMETERS, "to", module=tensors[index].module)
-            for index in dict.fromkeys(order)}
+    order = list(dict.fromkeys(order))
+    buffers = tape.declare_each([tensors[index].bytes for index in order], Factor.PARAMETERS, "to",
+                                [tensors[index].module for index in order])
+    tape.record_each([int(EventType.ALLOCATE)] * len(order), buffers)
+    return dict(zip(order, buffers))
 
 
 def grad_norm(tape: Tape, numels: Iterable[int]) -> None:
@@ -52,10 +55,10 @@ def grad_norm(tape: Tape, numels: Iterable[int]) -> None:
 
     ``get_grad_norm_direct`` (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py).
     """
-    scalars = []
-    for numel in numels:
-        copy = tape.allocate(FP64 * numel, Factor.TEMPORARIES, "zero::get_grad_norm")
-        scalars.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::get_grad_norm"))
-        tape.free(copy)
-    for scalar in reversed(scalars):
-        tape.free(scalar)
+    buffers = tape.declare_each([size for numel in numels for size in (FP64 * numel, FP64)], Factor.TEMPORARIES,
+                                "zero::get_grad_norm")
+    copies, scalars = buffers[::2], buffers[1::2]
+    allocate, free = int(EventType.ALLOCATE), int(EventType.FREE)  # plain numbers become columns faster
+    tape.record_each([allocate, allocate, free] * len(copies),
+                     [buffer for copy, scalar in zip(copies, scalars) for buffer in (copy, scalar, copy)])
+    tape.record_each([free] * len(scalars), scalars[::-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +22,26 @@ _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}
 _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
 
 
-Row = tuple[int, int, int, int]
-"""One event of a tape: :class:`EventType`, buffer, index into :data:`MOMENTS`, and :attr:`Tape.position`. A bare tuple,
-because a run has thousands of them that become columns at once; named tuples make composing a tenth slower."""
+@dataclass(slots=True)
+class EngineBuffers:
+    """The buffers that an engine adds, one list for each attribute.
 
-Attributes = tuple[int, int, int, str, str]
-"""One buffer of a tape: bytes, stream, index into :data:`FACTORS`, module, operator. A bare tuple, as a row is."""
+    Attributes:
+        sizes: bytes.
+        streams: CUDA streams.
+        factors: indices into :data:`FACTORS`.
+        modules: dotted paths.
+        operators: names of engine calls.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    factors: list[int] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    operators: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
 
 
 class Rise(NamedTuple):
@@ -60,77 +74,108 @@ class RankPeak(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """Records the engine's own events in order. Its buffers are numbered from ``first``.
+    """Records the engine's own events in order, one list for each of their attributes.
 
     Attributes:
+        first: number of the first of its buffers.
         moment: the outermost call that the next events happen in.
         position: the event of a traced micro-step before which the next events are inserted (:func:`weave`).
-        rows: the events.
-        attributes: the buffers.
-        once: rows that only the first step has.
+        event_types: the :class:`EventType` of each event.
+        event_buffers: the buffer of each event.
+        event_moments: the moment of each event, an index into :data:`MOMENTS`.
+        positions: :attr:`position` at each event.
+        buffers: the buffers.
+        once: events that only the first step has.
     """
 
     first: int = 0
     moment: Moment = Moment.INIT
     position: int = 0
-    rows: list[Row] = field(default_factory=list)
-    attributes: list[Attributes] = field(default_factory=list)
+    event_types: list[int] = field(default_factory=list)
+    event_buffers: list[int] = field(default_factory=list)
+    event_moments: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    buffers: EngineBuffers = field(default_factory=EngineBuffers)
     once: set[int] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        """The number of events."""
+        return len(self.event_types)
 
     @contextmanager
     def first_step_only(self) -> Iterator[None]:
         """Events that are recorded inside this context happen in the first step only."""
-        begin = len(self.rows)
+        begin = len(self)
         yield
-        self.once.update(range(begin, len(self.rows)))
+        self.once.update(range(begin, len(self)))
 
     def drop_once(self, begin: int) -> None:
-        """Removes, from row ``begin`` on, the events that only the first step has."""
-        self.rows[begin:] = [row for number, row in enumerate(self.rows[begin:], begin) if number not in self.once]
+        """Removes, from event ``begin`` on, those that only the first step has."""
+        kept = [number for number in range(begin, len(self)) if number not in self.once]
+        for column in (self.event_types, self.event_buffers, self.event_moments, self.positions):
+            column[begin:] = [column[number] for number in kept]
         self.once = {number for number in self.once if number < begin}
 
     def allocate(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                  stream: int = MAIN_STREAM) -> int:
         """Allocates a new buffer and returns its number."""
-        buffer = self.first + len(self.attributes)
-        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
-        self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
+        buffer = self.declare(size_bytes, factor, operator, module=module, stream=stream)
+        self._record(1, buffer)
         return buffer
 
     def declare(self, size_bytes: int, factor: Factor, operator: str, *, module: str = "",
                 stream: int = MAIN_STREAM) -> int:
         """Returns the number of a new buffer that is not allocated yet: :meth:`allocate_declared` does that later."""
-        self.attributes.append((size_bytes, stream, _FACTOR[factor], module, operator))
-        return self.first + len(self.attributes) - 1
+        buffers = self.buffers
+        buffers.sizes.append(size_bytes)
+        buffers.streams.append(stream)
+        buffers.factors.append(_FACTOR[factor])
+        buffers.modules.append(module)
+        buffers.operators.append(operator)
+        return self.first + len(buffers.sizes) - 1
 
     def allocate_declared(self, buffer: int) -> None:
         """Allocates a buffer of :meth:`declare`."""
-        self.rows.append((1, buffer, _MOMENT[self.moment], self.position))
+        self._record(1, buffer)
 
     def free(self, buffer: int) -> None:
         """Frees a buffer."""
-        self.rows.append((-1, buffer, _MOMENT[self.moment], self.position))
+        self._record(-1, buffer)
+
+    def declare_each(self, sizes: Sequence[int], factor: Factor, operator: str, modules: Sequence[str] = ()) -> range:
+        """Declares buffers of these bytes, and returns their numbers. ``modules`` has one each, or none."""
+        buffers, count = self.buffers, len(sizes)
+        begin = self.first + len(buffers)
+        buffers.sizes += sizes
+        buffers.streams += [MAIN_STREAM] * count
+        buffers.factors += [_FACTOR[factor]] * count
+        buffers.modules += modules or [""] * count
+        buffers.operators += [operator] * count
+        return range(begin, begin + count)
+
+    def record_each(self, event_types: Sequence[int], buffers: Sequence[int]) -> None:
+        """Allocates (:attr:`EventType.ALLOCATE`) or frees (:attr:`EventType.FREE`) each of these declared buffers."""
+        count = len(buffers)
+        self.event_types += event_types
+        self.event_buffers += buffers
+        self.event_moments += [_MOMENT[self.moment]] * count
+        self.positions += [self.position] * count
 
     def mark(self, event_type: EventType) -> None:
         """Records an event that concerns no buffer, such as a synchronization. It gets a buffer of 0 bytes."""
-        buffer = self.declare(0, Factor.ALLOCATOR, event_type.name.lower())
-        self.rows.append((event_type, buffer, _MOMENT[self.moment], self.position))
+        self._record(event_type, self.declare(0, Factor.ALLOCATOR, event_type.name.lower()))
 
     def record_stream(self, buffer: int, stream: int) -> None:
         """Records that another stream than the buffer's own uses it (``Tensor.record_stream``)."""
-        self.rows.append((EventType.RECORD_STREAM + stream, buffer, _MOMENT[self.moment], self.position))
-
-    def sizes(self) -> list[int]:
-        """Bytes of each buffer."""
-        return [size_bytes for size_bytes, _, _, _, _ in self.attributes]
+        self._record(EventType.RECORD_STREAM + stream, buffer)
 
     def columns(self) -> np.ndarray:
         """``int32[4, events]``: event type, buffer, moment, position."""
-        return np.fromiter(chain.from_iterable(self.rows), np.int32, 4 * len(self.rows)).reshape(-1, 4).T
+        return np.array([self.event_types, self.event_buffers, self.event_moments, self.positions], np.int32)
 
     def first_step_mask(self) -> np.ndarray:
         """``bool[events]``: whether only the first step has the event."""
-        mask = np.zeros(len(self.rows), dtype=bool)
+        mask = np.zeros(len(self), dtype=bool)
         mask[list(self.once)] = True
         return mask
 
@@ -140,13 +185,19 @@ class Tape:
         Args:
             other: gives the bytes of buffers that are not the tape's own.
         """
-        sizes, first = self.sizes(), self.first
-        changes = [kind * (sizes[buffer - first] if buffer >= first else other(buffer)) if kind <= 1 else 0
-                   for kind, buffer, _, _ in self.rows]
+        sizes, first = self.buffers.sizes, self.first
+        changes = [event_type * (sizes[buffer - first] if buffer >= first else other(buffer)) if event_type <= 1 else 0
+                   for event_type, buffer in zip(self.event_types, self.event_buffers)]
         later = changes
         if self.once:
-            later = [0 if row in self.once else change for row, change in enumerate(changes)]
+            later = [0 if number in self.once else change for number, change in enumerate(changes)]
         return Rises(rise_of(changes), rise_of(later))
+
+    def _record(self, event_type: int, buffer: int) -> None:
+        self.event_types.append(event_type)
+        self.event_buffers.append(buffer)
+        self.event_moments.append(_MOMENT[self.moment])
+        self.positions.append(self.position)
 
 
 def rise_of(changes: list[int]) -> Rise:
@@ -184,7 +235,7 @@ class Vocabulary:
         """The row of a byte count in the size table."""
         return self._traced + self._constants.setdefault(size_bytes, len(self._constants))
 
-    def buffers(self, attributes: Sequence[Attributes]) -> Buffers:
+    def buffers(self, added: EngineBuffers) -> Buffers:
         """The buffers of a tape, one row each."""
         def column(values: Sequence[int]) -> np.ndarray:
             return np.fromiter(values, np.int8, len(values))
@@ -194,9 +245,8 @@ class Vocabulary:
                 table.setdefault(value, len(table))
             return np.fromiter(map(table.__getitem__, values), np.int32, len(values))
 
-        sizes, streams, factors, modules, operators = zip(*attributes) if attributes else [()] * 5
-        return Buffers(self._traced + rows(sizes, self._constants), column(streams), column(factors),
-                       rows(modules, self._names), rows(operators, self._names))
+        return Buffers(self._traced + rows(added.sizes, self._constants), column(added.streams), column(added.factors),
+                       rows(added.modules, self._names), rows(added.operators, self._names))
 
     def assemble(self, start: Stretch, step: Stretch, second: np.ndarray | None = None) -> EventList:
         """The events of a run: start-up, the first step, and the later steps, which are alike.
@@ -244,7 +294,7 @@ class Vocabulary:
         columns = np.insert(np.concatenate([columns, steps[None], kept[None]]), positions,
                             np.stack([*inserted, step_of, np.ones_like(step_of)]), axis=1)
         kind, buffer, moment, step = columns[:4, columns[4] > 0]
-        buffers = Buffers.concatenate([events.buffers] * micro_steps + [self.buffers(tape.attributes)])
+        buffers = Buffers.concatenate([events.buffers] * micro_steps + [self.buffers(tape.buffers)])
         return EventList(kind.astype(np.int8), buffer.astype(np.int32), moment.astype(np.int8), step.astype(np.int8),
                          buffers, events.sizes.with_constants(list(self._constants)), tuple(self._names))
 

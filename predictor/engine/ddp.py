@@ -61,10 +61,10 @@ class Ddp(AlikeRanks):
         if not self._accumulates:
             tape = Tape(first=len(micro.events.buffers) * setup.micro_steps + len(step.buffers))
             self._rebuild(tape)
-            step = replace(step, buffers=Buffers.concatenate([step.buffers, vocabulary.buffers(tape.attributes)]))
+            step = replace(step, buffers=Buffers.concatenate([step.buffers, vocabulary.buffers(tape.buffers)]))
             second = tape.columns()[:3]
         self.events = vocabulary.assemble(
-            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), step, second)
+            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.buffers)), step, second)
 
     def begin(self, tape: Tape, index: int) -> None:
         """``_pre_forward``: rebuilds the buckets in the second forward, and broadcasts the model's buffers."""

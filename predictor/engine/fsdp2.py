@@ -61,17 +61,17 @@ class Fsdp2:
         optimizer = self.setup.optimizer()
         self._start_up(tape)
         optimizer.construct(tape, [local[index] for group in self.setup.groups() for index in group])
-        ends = [len(tape.rows)]
+        ends = [len(tape)]
         for step in range(STEPS):
             for index in range(count):
                 reduce = self.keys["sync_each_batch"] or index == count - 1
                 self._micro_step(tape, units, step * count + index, reduce=reduce)
             tape.position, tape.moment = (step + 1) * count * length, Moment.OPTIMIZER_STEP
-            begin = len(tape.rows)
+            begin = len(tape)
             self._optimizer_step(tape, units, optimizer, local)
             if step:
                 tape.drop_once(begin)
-            ends.append(len(tape.rows))
+            ends.append(len(tape))
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _units(self, tape: Tape) -> Units:

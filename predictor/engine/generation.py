@@ -74,10 +74,10 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
     def names_of(texts: Sequence[str]) -> np.ndarray:
         return np.array([names.setdefault(name, len(names)) for name in texts], dtype=np.int32)
 
-    size_bytes, streams, factors, modules, operators = zip(*start.attributes)
-    buffers = [Buffers(rows_of(size_bytes), np.array(streams, dtype=np.int8), np.array(factors, dtype=np.int8),
-                       names_of(modules), names_of(operators))]
-    columns, steps, live = [start.columns()[:3]], [np.zeros(len(start.rows), dtype=np.int16)], len(start.attributes)
+    added = start.buffers
+    buffers = [Buffers(rows_of(added.sizes), np.array(added.streams, dtype=np.int8),
+                       np.array(added.factors, dtype=np.int8), names_of(added.modules), names_of(added.operators))]
+    columns, steps, live = [start.columns()[:3]], [np.zeros(len(start), dtype=np.int16)], len(start.buffers)
     cache, workspaces = np.empty(0, np.int32), set()
     for number, piece in enumerate(pieces, 1):
         call = extended_call(piece, gpu)

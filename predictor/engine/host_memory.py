@@ -37,7 +37,7 @@ class Host:
         tape, steps = Tape(), setup.optimizer()
         for numel, decay in groups:
             steps.step(tape, [optimizer.partition(numel, FP32)], decay=decay)
-        self.held["optimizer states"] += sum(size_bytes for size_bytes, _, factor, _, _ in tape.attributes
+        self.held["optimizer states"] += sum(size for size, factor in zip(tape.buffers.sizes, tape.buffers.factors)
                                              if factor == STATES)
 
     def note(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from predictor.common.gpus import Gpu
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import Attributes, Stretch, Tape, Vocabulary, weave
+from predictor.engine.compose import EngineBuffers, Stretch, Tape, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import FP32, Setup
@@ -29,7 +29,7 @@ class TorchLoop(AlikeRanks):
         vocabulary, start = Vocabulary(micro), Tape()
         to_device(start, setup)
         setup.optimizer().construct(start, [setup.facts.parameters[i] for group in setup.groups() for i in group])
-        self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)),
+        self.events = vocabulary.assemble(Stretch(start.columns()[:3], 0, vocabulary.buffers(start.buffers)),
                                           step(micro, setup, vocabulary))
 
 
@@ -47,14 +47,13 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     """One optimizer step, with its micro-steps."""
     count, each = setup.micro_steps, len(micro.events.buffers)
     columns, once = [], []
-    attributes: list[Attributes] = []
+    buffers, first = EngineBuffers(), count * each
     for index in range(count):
-        tape = Tape(first=count * each + len(attributes))
+        tape = Tape(first, buffers=buffers)
         part, mask = micro_step(micro, index, tape, wrapper)
         columns.append(part)
         once.append(mask)
-        attributes += tape.attributes
-    tape = Tape(first=count * each + len(attributes), moment=Moment.OPTIMIZER_STEP)
+    tape = Tape(first, Moment.OPTIMIZER_STEP, buffers=buffers)
     tensors = setup.facts.parameters
     reached = set(micro.ready[:, 1].tolist())
     scaler = GradScaler(tape, fused=setup.optim == "adamw_torch_fused") if setup.loss_scaling else None
@@ -76,7 +75,7 @@ def step(micro: MicroStep, setup: Setup, vocabulary: Vocabulary, wrapper: Wrappe
     for buffer in () if wrapper and wrapper.takes_gradients else micro.ready[:, 2].tolist():
         tape.free(buffer)
     return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                   vocabulary.buffers(attributes + tape.attributes), np.concatenate([*once, tape.first_step_mask()]))
+                   vocabulary.buffers(buffers), np.concatenate([*once, tape.first_step_mask()]))
 
 
 def micro_step(micro: MicroStep, index: int, tape: Tape, wrapper: Wrapper | None,

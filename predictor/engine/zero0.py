@@ -14,7 +14,7 @@ import numpy as np
 
 from predictor.engine import torch_loop
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import Attributes, Stretch, Tape, Vocabulary
+from predictor.engine.compose import EngineBuffers, Stretch, Tape, Vocabulary
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import EventList, EventType, Factor, Moment
@@ -49,7 +49,7 @@ class Unpartitioned(AlikeRanks):
         vocabulary, start = Vocabulary(self._micro), Tape()
         self._start_up(start)
         return vocabulary.assemble(
-            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.attributes)), self._step(vocabulary, first))
+            Stretch(start.columns()[:3], 0, vocabulary.buffers(start.buffers)), self._step(vocabulary, first))
 
     def _start_up(self, tape: Tape) -> None:
         to_device(tape, self._setup)
@@ -79,20 +79,18 @@ class Unpartitioned(AlikeRanks):
     def _step(self, vocabulary: Vocabulary, norm: bool) -> Stretch:
         micro, count = self._micro, self._setup.micro_steps
         columns, once = [], []
-        attributes: list[Attributes] = []
-        first = count * len(micro.events.buffers)
+        buffers, first = EngineBuffers(), count * len(micro.events.buffers)
         gradients = {parameter: buffer for _, parameter, buffer in micro.ready.tolist()}
         for index in range(count):
-            tape = Tape(first=first + len(attributes))
+            tape = Tape(first, buffers=buffers)
             end = partial(self._reduce, tape, gradients) if index == count - 1 else lambda: None
             part, mask = torch_loop.micro_step(micro, index, tape, None, end)
             columns.append(part)
             once.append(mask)
-            attributes += tape.attributes
-        tape = Tape(first=first + len(attributes), moment=Moment.OPTIMIZER_STEP)
+        tape = Tape(first, Moment.OPTIMIZER_STEP, buffers=buffers)
         self._optimizer_step(tape, gradients, norm)
         return Stretch(np.concatenate([*columns, tape.columns()[:3]], axis=1), count,
-                       vocabulary.buffers(attributes + tape.attributes),
+                       vocabulary.buffers(buffers),
                        np.concatenate([*once, tape.first_step_mask()]))
 
     def _reduce(self, tape: Tape, gradients: dict[int, int]) -> None:
@@ -117,7 +115,7 @@ class Unpartitioned(AlikeRanks):
                 tape.free(tape.allocate(FP32 * self._tensors[index].numel, Factor.TEMPORARIES, "zero::get_weight_norm"))
             tape.mark(EventType.SYNCHRONIZE)
             copies += [self._gradient(tape, index, FP32, "zero::fp32_gradient") for index in group]
-        begin = len(tape.rows)
+        begin = len(tape)
         self._update(tape)
         tape.drop_once(begin)
         for copy in copies:

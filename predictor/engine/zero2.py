@@ -75,7 +75,7 @@ class Zero2:
         self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary, release)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
-        self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.attributes))
+        self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.buffers))
         self.start_rise = start.rises(int).first
 
     def has(self, behaviour: str) -> bool:
@@ -87,7 +87,7 @@ class Zero2:
         parts, tape = self._step(rank)
         step = Stretch(
             np.concatenate([part.columns() for part in parts] + [tape.columns()[:3]], axis=1), len(parts),
-            Buffers.concatenate([part.buffers for part in parts] + [self.vocabulary.buffers(tape.attributes)]),
+            Buffers.concatenate([part.buffers for part in parts] + [self.vocabulary.buffers(tape.buffers)]),
             np.concatenate([part.first_step_mask() for part in parts] + [tape.first_step_mask()]))
         return self.vocabulary.assemble(self.start, step)
 

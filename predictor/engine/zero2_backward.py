@@ -162,8 +162,8 @@ class _Backward:
                           [number for number, flush in enumerate(self.flushes) for _ in flush.rows])
         return Template(
             micro, vocabulary, columns, self.setup.micro_steps, passing=~np.isin(columns[1], micro.persistent),
-            buffers=vocabulary.buffers(tape.attributes),
-            buffer_bytes=np.array(tape.sizes(), dtype=np.int64),
+            buffers=vocabulary.buffers(tape.buffers),
+            buffer_bytes=np.array(tape.buffers.sizes, dtype=np.int64),
             reduced=reduced if self.role.reduces else None, accumulates=self.accumulates,
             itemsize=self.setup.facts.itemsize,
             by_rank=self.by_rank.woven(places),
@@ -218,12 +218,12 @@ class _Backward:
 
     def _release(self, row: int) -> None:
         """Frees a gradient on the ranks that own no part of it."""
-        self.by_rank.release[row] = len(self.tape.rows)
+        self.by_rank.release[row] = len(self.tape)
         self.tape.free(self.gradients[row])
 
     def _move(self, row: int) -> None:
         """Frees a gradient on the ranks that own a part of it."""
-        self.by_rank.move[row] = len(self.tape.rows)
+        self.by_rank.move[row] = len(self.tape)
         self.tape.free(self.gradients[row])
 
     def _release_late(self) -> None:
@@ -243,7 +243,7 @@ class _Backward:
             for row in flush.rows:
                 self.host.copy(self.arrivals[row].parameter)
         elif self.zero.contiguous_gradients:
-            self.by_rank.partition.append(len(self.tape.rows))
+            self.by_rank.partition.append(len(self.tape))
             self.tape.allocate_declared(self.partition)
         if flush.extra_large:
             self._drop_large(*flush.rows)
@@ -269,7 +269,7 @@ class _Backward:
                 self.tape.record_stream(self.gradients[row], self.stream)
         elif self.zero.reduce_scatter or self.host:
             if () not in flush.copies and not self.host:  # with a copy, only owners of a part write to the bucket
-                self.by_rank.use[number] = len(self.tape.rows)
+                self.by_rank.use[number] = len(self.tape)
             bucket = self.buckets[number % len(self.buckets)]
             self.tape.record_stream(self.gradients[flush.rows[0]] if flush.extra_large else bucket, self.stream)
 

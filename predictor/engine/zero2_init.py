@@ -81,7 +81,6 @@ def _free_bytes(tape: Tape, setup: Setup) -> float:
     """Free bytes by NVML: all that the allocator has not reserved (cuda_accelerator.py, ``available_memory``)."""
     if setup.capacity_bytes is None:
         return float("inf")
-    event_types, buffers, _ = tape.columns()[:3].tolist()
-    sizes, streams, *_ = zip(*tape.attributes)
-    allocator = simulate(event_types, buffers, sizes, streams, CachingAllocator(setup.allocator)).allocator
+    allocator = simulate(tape.event_types, tape.event_buffers, tape.buffers.sizes, tape.buffers.streams,
+                         CachingAllocator(setup.allocator)).allocator
     return setup.capacity_bytes - allocator.reserved_bytes

@@ -45,7 +45,7 @@ class ToHost:
         """Copies a gradient to the host, on each rank that owns a part of it."""
         tape, stream = self._tape, self._stream
         for _, rank, numel in self._slices[parameter]:
-            begin = len(tape.rows)
+            begin = len(tape)
             if self._host_has_gradients or (not self._last and self._rows[rank]):
                 tape.mark(EventType.SYNCHRONIZE)  # _wait_for_offload_copies
             if self._last:
@@ -54,7 +54,7 @@ class ToHost:
                 tape.free(wide)
                 tape.mark(EventType.SYNCHRONIZE)  # has_inf_or_nan is read
                 tape.free(tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream))
-            self._rows[rank] += range(begin, len(tape.rows))
+            self._rows[rank] += range(begin, len(tape))
 
     def events(self, places: np.ndarray) -> dict[int, np.ndarray]:
         """Rank -> the events that only this rank has. ``places`` gives the event of each row of the tape."""

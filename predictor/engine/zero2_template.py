@@ -219,12 +219,12 @@ class RankMicroStep:
             size = buffers.size.copy()
             size[0] = vocabulary.size(self.partition.size_bytes)
             buffers = replace(buffers, size=size)
-        return Buffers.concatenate([buffers, vocabulary.buffers(self.tape.attributes)])
+        return Buffers.concatenate([buffers, vocabulary.buffers(self.tape.buffers)])
 
     @property
     def end(self) -> int:
         """The number after that of its last engine buffer."""
-        return self.tape.first + len(self.tape.attributes)
+        return self.tape.first + len(self.tape.buffers)
 
     def columns(self) -> np.ndarray:
         """``int32[3, events]``: event type, buffer, moment."""
@@ -262,7 +262,7 @@ class RankMicroStep:
         if self.partition and buffer == self.first:
             return self.partition.size_bytes
         if buffer >= self.tape.first:
-            return self.tape.attributes[buffer - self.tape.first][0]
+            return self.tape.buffers.sizes[buffer - self.tape.first]
         if buffer >= self.first:
             return int(self.template.buffer_bytes[buffer - self.first])
         return int(traced_bytes[buffer % len(traced_bytes)])

@@ -104,7 +104,7 @@ class Zero3(AlikeRanks):
         length = len(micro.events)
         tape = Tape(first=STEPS * count * len(micro.events.buffers))
         self._start_up(tape)
-        ends = [len(tape.rows)]
+        ends = [len(tape)]
         overlap = self.zero.overlap_comm
         waits = Waits(tape, several=overlap)
         gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
@@ -116,7 +116,7 @@ class Zero3(AlikeRanks):
                 norms = self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)
             tape.position = (step + 1) * count * length
             self._optimizer_step(tape, gathers, steps, norms, first=step == 0)
-            ends.append(len(tape.rows))
+            ends.append(len(tape))
         return Vocabulary(micro).whole(tape, STEPS * count, ends)
 
     def _start_up(self, tape: Tape) -> None:
@@ -243,7 +243,7 @@ class Zero3(AlikeRanks):
                 gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
                 if flat is not None:
                     tape.free(flat)
-            begin = len(tape.rows)
+            begin = len(tape)
             steps.step(tape, [optimizer.partition(self._numel(group), FP32)], decay=self.setup.decays(group))
             if not first:
                 tape.drop_once(begin)

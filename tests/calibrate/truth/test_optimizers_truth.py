@@ -84,7 +84,8 @@ def predicted(case: str, tensors: list[Parameter], gpu: str) -> tuple[list[int],
     for play in (lambda tape: steps.construct(tape, tensors), lambda tape: steps.step(tape, tensors, decay=True)):
         tape = Tape()
         play(tape)
-        sizes = [tape.attributes[buffer][0] * kind if abs(kind) == 1 else 0 for kind, buffer, *_ in tape.rows]
+        sizes = [tape.buffers.sizes[buffer] * kind if abs(kind) == 1 else 0
+                 for kind, buffer in zip(tape.event_types, tape.event_buffers)]
         parts.append(sizes)
     later = [size for row, size in enumerate(parts[1]) if row not in tape.once]
     return tuple([size for size in part if size] for part in (*parts, later))

@@ -17,7 +17,7 @@ def allocated(optim: str, weight_decay: float) -> int:
     """Bytes that one step allocates in total, states included."""
     tape = Tape()
     Steps.of(optim, {}, weight_decay, gpus.find("h100-80gb")).update.step(tape, [WEIGHT], weight_decay)
-    return sum(tape.sizes())
+    return sum(tape.buffers.sizes)
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)

@@ -39,8 +39,8 @@ def zero(**changes) -> ZeroConfig:
 
 def live(tape: Tape) -> list[int]:
     """Bytes after each event."""
-    sizes = [size for size, *_ in tape.attributes]
-    return np.cumsum([0] + [sizes[buffer] * kind for kind, buffer, *_ in tape.rows if abs(kind) == 1]).tolist()
+    return np.cumsum([0] + [tape.buffers.sizes[buffer] * kind for kind, buffer in
+                            zip(tape.event_types, tape.event_buffers) if abs(kind) == 1]).tolist()
 
 
 def gathers(persistent=(), degree: int = DEGREE, **changes) -> Gathers:

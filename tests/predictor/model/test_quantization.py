@@ -214,7 +214,8 @@ def start_up(asked: Workload, model) -> Tape:
 
 def changes(tape: Tape) -> list[int]:
     """Bytes that come and go."""
-    return [kind * tape.attributes[buffer][0] for kind, buffer, *_ in tape.rows if kind in (1, -1)]
+    return [kind * tape.buffers.sizes[buffer] for kind, buffer in zip(tape.event_types, tape.event_buffers)
+            if kind in (1, -1)]
 
 
 def test_each_weight_is_there_in_full_while_it_is_quantised():
@@ -234,7 +235,7 @@ def test_widening_doubles_all_other_weights_and_empties_the_cache():
     narrow, wide = (start_up(one, model_of(one)) for one in (ask(LANGUAGE_ONLY | {"prepare": "trl"}), asked))
     others = sum(tensor.bytes for tensor in facts(asked).values() if not tensor.packed and not tensor.buffer)
     assert sum(changes(wide)) - sum(changes(narrow)) == others // 2
-    assert [[kind for kind, *_ in tape.rows].count(EventType.EMPTY_CACHE) for tape in (narrow, wide)] == [0, 1]
+    assert [tape.event_types.count(EventType.EMPTY_CACHE) for tape in (narrow, wide)] == [0, 1]
 
 
 def test_a_weight_of_8_bits_is_there_twice_in_16_while_it_is_quantised():

@@ -91,4 +91,5 @@ def test_loss_scaling_adds_scalars(fused, unscaled, expected):
         scaler.unscale()
     scaler.before_step()
     scaler.update()
-    assert [kind * tape.attributes[buffer][0] for kind, buffer, *_ in tape.rows if kind in (1, -1)] == expected
+    assert [kind * tape.buffers.sizes[buffer] for kind, buffer in zip(tape.event_types, tape.event_buffers)
+            if kind in (1, -1)] == expected
