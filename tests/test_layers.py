@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from importlinter import cli
 
+import calibrate
+import predictor
 from calibrate.checks.walk import layers
 
 ROOT = Path(__file__).parents[1]
@@ -88,11 +90,29 @@ def test_the_linter_finds_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def functions(package: str) -> list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return [(path, node) for path in sources(package) for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
 @pytest.mark.parametrize("package", (*PACKAGES, "scripts", "tests"))
 def test_no_function_has_more_than_60_lines(package):
-    functions = [(path, node) for path in sources(package) for node in ast.walk(ast.parse(path.read_text()))
-                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    assert not [f"{path}:{node.lineno} {node.name}" for path, node in functions if node.end_lineno - node.lineno >= 60]
+    assert not [f"{path}:{node.lineno} {node.name}" for path, node in functions(package)
+                if node.end_lineno - node.lineno >= 60]
+
+
+@pytest.mark.parametrize("package", (*PACKAGES, "scripts", "tests"))
+def test_no_function_has_more_than_7_parameters(package):
+    """Keyword-only options of a function that the package exports do not count: callers name those that they need."""
+    exported = set(predictor.__all__) | set(calibrate.__all__)
+    wide = []
+    for path, node in functions(package):
+        parameters = [*node.args.posonlyargs, *node.args.args]
+        if node.name not in exported:
+            parameters += node.args.kwonlyargs
+        if len([p for p in parameters if p.arg not in ("self", "cls")]) > 7:
+            wide.append(f"{path}:{node.lineno} {node.name}")
+    assert not wide
 
 
 def test_no_line_asks_the_linter_to_overlook_size():

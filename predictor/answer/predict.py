@@ -23,8 +23,8 @@ from predictor.workload.workload import Workload
 
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
-            minimum_capacity: bool | Callable[[int], None] = False, maximum_load: bool = False,
-            samples: Samples | None = None, progress: Progress | None = None) -> Prediction:
+            minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
+            progress: Progress | None = None, tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict the peak GPU memory of one workload, in bytes.
 
     Args:
@@ -32,14 +32,14 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         timeline: keep the curve of live bytes and the candidates' formulas (for ``explain``).
         history: keep the simulated memory history (for ``--snapshot``).
         minimum_capacity: also search the smallest GPU memory in which the job survives. It takes a second or two, with
-            ``max_split_size_mb`` up to a minute. Pass a function instead of True to receive each limit, in bytes, that
-            the search tries.
+            ``max_split_size_mb`` up to a minute.
         maximum_load: also search what fits at most: for training the largest batch and the longest sequence, for
             inference the longest prompt (or the number of turns) and the largest number of concurrent sequences. It
             takes some seconds, and longer where a model must be traced for each size.
         samples: lengths and image counts of the dataset's samples. The prediction is for its worst batch, and says how
             likely other batches fit.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
+        tell: receives each limit, in bytes, that the search for the smallest GPU memory tries.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not modelled, a model that
@@ -51,9 +51,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
     dataset = None if samples is None else Dataset.of(workload, samples, progress)
     job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
-    listeners = [minimum_capacity] if callable(minimum_capacity) else []
     prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                        minimum_capacity_bytes=job.minimum_capacity(*listeners) if minimum_capacity else None)
+                        minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
     if workload.mode == "inference":
         prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
     elif maximum_load:

@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.answer.remedies import with_remedies
 
     prediction = predict(workload, history=bool(arguments.snapshot),
-                         minimum_capacity=arguments.minimum_capacity and output.searching,
-                         maximum_load=arguments.maximum_load,
-                         samples=options.samples(arguments), progress=output.progress)
+                         minimum_capacity=arguments.minimum_capacity,
+                         maximum_load=arguments.maximum_load, samples=options.samples(arguments),
+                         progress=output.progress, tell=output.searching)
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
                                progress=output.progress)
     if prediction.history is not None:

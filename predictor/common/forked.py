@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -32,6 +29,10 @@ def results(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
     if processes < 2:
         yield from map(function, items)
         return
+    import multiprocessing  # here, because most commands need no processes
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     done = 0
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _start, (function,)) as pool:
         try:

@@ -64,8 +64,8 @@ def partition(parameters: Sequence[int], numels: Sequence[int], degree: int, *, 
     flat = -(-total // alignment) * alignment
     size = flat // degree
     ends = np.cumsum([numel for _, numel in pairs])
-    cuts = np.union1d(ends, size * np.arange(1, degree))
-    cuts = cuts[cuts <= total]
+    cuts = np.sort(np.concatenate([ends, size * np.arange(1, degree)]))  # np.union1d would import numpy.ma, 10 ms
+    cuts = cuts[(cuts <= total) & (np.diff(cuts, prepend=-1) > 0)]
     starts = np.append(0, cuts[:-1])
     slices = map(Slice, [pairs[place][0] for place in np.searchsorted(ends, starts, side="right").tolist()],
                  (starts // size).tolist(), (cuts - starts).tolist())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import warnings
 from contextlib import nullcontext, redirect_stdout
@@ -150,10 +149,12 @@ def _installed(config: ModelConfig, packages: dict[str, str], source: str, other
     Raises:
         InputError: one is missing, or has another version.
     """
+    from importlib import metadata  # here, because a shipped formula needs no packages
+
     for package, version in packages.items():
         try:
-            installed = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            installed = metadata.version(package)
+        except metadata.PackageNotFoundError:
             raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
                              f"{package}: pip install {source}") from None
         if installed.split("+")[0] != version:

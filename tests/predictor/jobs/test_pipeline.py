@@ -109,6 +109,12 @@ def test_the_verdict_leaves_room_for_what_is_not_modelled(model, less, verdict, 
     assert document["verdict"] == verdict and (document["out_of_memory"] is None) == (verdict == "fits")
 
 
+def test_each_limit_that_the_search_for_the_smallest_memory_tries_is_told(model):
+    limits: list[int] = []
+    least = predict(workload(model), minimum_capacity=True, tell=limits.append).minimum_capacity_bytes
+    assert limits == sorted(set(limits), reverse=True) and least == limits[-1] + PAGE_BYTES + ASSUMED_RUNTIME_BYTES
+
+
 def test_an_allocator_setting_changes_what_is_reserved_and_not_what_is_requested(model):
     plain, coarse = (predict(workload(model, allocator_conf=conf)) for conf in (None, "roundup_power2_divisions:2"))
     assert coarse.requested == plain.requested
