@@ -1,6 +1,6 @@
 """Composes an inference run: start-up, then calls of ``generate`` one after the other, each with all its new tokens.
 
-A trace covers :data:`predictor.workload.conversation.TRACED_TOKENS` new tokens of a call, or more where a sliding
+A trace covers :data:`predictor.workload.generation.TRACED_TOKENS` new tokens of a call, or more where a sliding
 window is reached. The two decode steps before the last one have equal events, and sizes that grow by the same bytes
 from step to step. Further tokens repeat the second of them.
 """

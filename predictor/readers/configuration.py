@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
@@ -14,10 +14,8 @@ from predictor.common.value_types import Flag, FrozenMap, Invalid
 from predictor.readers import shell_expansion
 from predictor.readers.fields import Field, Format, UserInput, beside, for_rules
 from predictor.readers.value_types import TEXT
+from predictor.workload.keys import Keys
 from predictor.workload.value_sources import DEFAULT, READ, Note, Source, Value, value
-
-if TYPE_CHECKING:
-    from predictor.workload.workload import Workload
 
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 MOST_KEYS = 1_000
@@ -114,7 +112,7 @@ class Reading:
         self.rows[key] = value(key, item, READ, self.input.name, *read, because=because) if read else \
             value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
-    def note(self, text: str, of: Callable[[Workload], str | None] | None = None) -> None:
+    def note(self, text: str, of: Callable[[Keys], str | None] | None = None) -> None:
         """Adds a note about something that is not modelled; ``of`` as in :class:`Note`."""
         self.notes.append(Note(text, of))
 
@@ -339,7 +337,7 @@ def with_rules(form: Format, user_input: UserInput) -> Reading:
     return reading
 
 
-def _accumulates(workload: Workload) -> str | None:
+def _accumulates(workload: Keys) -> str | None:
     return "" if workload.gradient_accumulation_steps > 1 else None
 
 

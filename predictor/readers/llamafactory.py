@@ -13,7 +13,7 @@ from predictor.readers.configuration import Reading
 from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED
 from predictor.readers.value_types import FLAG, TEXT, Any_, Words
-from predictor.workload.workload import Workload
+from predictor.workload.keys import Keys
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _LOSS = "its own loss over all logits is not predicted: leave it out"
@@ -146,7 +146,7 @@ def _precision(reading: Reading, adapters: bool) -> None:
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here", _wide)
 
 
-def _wide(workload: Workload) -> str | None:
+def _wide(workload: Keys) -> str | None:
     return "" if workload.dtype == "fp32" else None
 
 

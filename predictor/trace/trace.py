@@ -25,7 +25,7 @@ from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder, Recording, has_own_dispatch
 from predictor.trace.value_reads import READS, UNKNOWN
 from predictor.trace.zero3_hooks import Zero3Hooks
-from predictor.workload.conversation import Generation
+from predictor.workload.generation import Generation
 
 MASKED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 """Operators that accept boolean masks as indices."""
