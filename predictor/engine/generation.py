@@ -15,8 +15,8 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.engine.common import to_device
-from predictor.engine.compose import Tape
 from predictor.engine.setup import Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import FACTORS, Buffers, EventList, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape, SizeTable, Workspace
