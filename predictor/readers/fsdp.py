@@ -7,7 +7,7 @@ from typing import Any
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers import weight_dtype
-from predictor.readers.configuration import Reading
+from predictor.readers.reading import Reading
 from predictor.workload.keys import Keys
 
 WRAPS = "TRANSFORMER_BASED_WRAP"

@@ -14,7 +14,7 @@ from predictor.common.value_types import freeze
 from predictor.model import hub
 from predictor.model.model_config import Modality
 from predictor.readers import deepspeed, fsdp, picture_sizes
-from predictor.readers.configuration import Reading
+from predictor.readers.reading import Reading
 from predictor.workload import compared
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.keys import KEYS, Keys
