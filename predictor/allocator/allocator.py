@@ -29,8 +29,7 @@ class CachingAllocator(AllocatorState):
             OutOfMemory: no free block fits, and the driver gives no new segment.
         """
         if self._queues:
-            for block in self.outstanding.completed():
-                self.free_completed(block)
+            self.process_events()
         if size <= 0:
             raise ValueError(f"a block of {size} bytes")
         rounded = (size + 511) & -512 if self._divisions is None else round_to_division(size, self._divisions)

@@ -131,6 +131,11 @@ class AllocatorState:
         self._uses.pop(block, None)
         self.free(block)
 
+    def process_events(self) -> None:
+        """Free the blocks whose events are complete."""
+        for block in self.outstanding.completed():
+            self.free_completed(block)
+
     def synchronize_and_free_events(self) -> None:
         """Wait for every event, and free the blocks that waited."""
         for block in self.outstanding.waited_for():
