@@ -33,7 +33,7 @@ from predictor.common.files import read_text
 from predictor.events import workspaces
 from predictor.events.events import Moment
 from predictor.trace.cuda_paths import as_on_cuda
-from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 
 PAGE = PAGES / "liger_h100.md"
 PLAIN = ("torch", "huggingface")

@@ -34,7 +34,7 @@ from predictor.plan import Plan, Wanted, plan
 from predictor.plan.memory import Memory
 from predictor.plan.plan import largest_batch, workload_of
 from predictor.plan.search import Configuration
-from predictor.plan.space import SHARINGS, Setting
+from predictor.plan.setting import SHARINGS, Setting
 from predictor.workload.workload import Workload
 
 PAGE = PAGES / "methods.md"

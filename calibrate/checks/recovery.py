@@ -45,7 +45,7 @@ from predictor import snapshot
 from predictor.common.json_dataclasses import to_plain
 from predictor.events import timeline
 from predictor.events.events import FACTORS, Factor
-from predictor.profile.profile import Profile
+from predictor.profile.calibration import Profile
 
 GPU = "h100-80gb"
 # The workspace of attention's backward is larger than the loss's tensors, so that peaks move there.

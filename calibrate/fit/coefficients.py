@@ -9,7 +9,7 @@ import numpy as np
 
 from calibrate.fit import regression
 from predictor.events.events import FACTORS, Factor
-from predictor.profile.profile import Coefficient
+from predictor.profile.calibration import Coefficient
 
 LOW, HIGH = 0.5, 2.0
 """Bounds of a coefficient."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictor.profile.profile import Interval
+from predictor.profile.calibration import Interval
 
 LEVEL = 0.9
 SLACK = 1e-9

@@ -17,8 +17,9 @@ from predictor.events.composed_run import Run, evaluate
 from predictor.events.events import FACTORS, Moment
 from predictor.jobs import dispatch, survival, training_job
 from predictor.profile import corrections
+from predictor.profile.calibration import OperatorWorkspace, Profile
 from predictor.profile.job_traits import COUNTERS
-from predictor.profile.profile import Choice, OperatorWorkspace, Profile
+from predictor.profile.profile import Choice
 from predictor.workload.workload import Workload
 
 

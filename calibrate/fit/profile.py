@@ -20,8 +20,9 @@ from calibrate.fit.workspaces import fit_workspaces
 from calibrate.records.record import Record
 from predictor.common.errors import InputError
 from predictor.events.events import FACTORS
+from predictor.profile.calibration import AllocatorFit, Device, Interval, Profile, Runtime
 from predictor.profile.job_traits import COUNTERS, TRAITS, traits_of
-from predictor.profile.profile import SCHEMA_VERSION, AllocatorFit, Device, Interval, Profile, Runtime, quantities
+from predictor.profile.profile import SCHEMA_VERSION, quantities
 from predictor.profile.profile_rules import QUANTITIES
 from predictor.version import VERSION
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.fit.jobs import MeasuredJob
 from predictor.allocator.settings import AllocatorSettings
-from predictor.profile.profile import AllocatorFit
+from predictor.profile.calibration import AllocatorFit
 
 DIVISIONS = (0, 2, 4, 8, 16)
 MOST_JOBS = 8

@@ -8,8 +8,8 @@ import numpy as np
 
 from calibrate.fit.jobs import MeasuredJob
 from calibrate.fit.regression import TO_DEVIATION
+from predictor.profile.calibration import Runtime
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
-from predictor.profile.profile import Runtime
 
 NOTHING_BYTES = 16 << 20
 """Less than a CUDA context takes: then the device does not show the runtime's memory."""

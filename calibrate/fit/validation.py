@@ -13,7 +13,7 @@ from calibrate.fit.conformal import LEVEL, cross_coverage
 from calibrate.fit.job_prediction import predict_peaks, residuals
 from calibrate.fit.jobs import FIT, HOLDOUT, MeasuredJob
 from calibrate.fit.profile import fit_events
-from predictor.profile.profile import Profile
+from predictor.profile.calibration import Profile
 
 JUDGED = ("requested", "allocated", "reserved")
 SAME = 1e-4

@@ -16,7 +16,7 @@ import numpy as np
 
 from calibrate.campaign.rows import Workspace
 from calibrate.fit import regression
-from predictor.profile.profile import OperatorWorkspace
+from predictor.profile.calibration import OperatorWorkspace
 
 LEAST_BYTES = 512
 """The allocator's smallest block (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less is invisible."""

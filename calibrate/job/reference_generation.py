@@ -18,7 +18,7 @@ from predictor.jobs import inference_job
 from predictor.model import models, parser
 from predictor.trace import generation
 from predictor.trace.inputs import inputs_of
-from predictor.workload.conversation import turns
+from predictor.workload.generation import turns
 from predictor.workload.workload import Workload
 
 

@@ -219,7 +219,7 @@ def traced(call: Call, gpu: Gpu) -> tuple[int, ...]:
     """Allocations of a call under the tracer, with that GPU's sizes."""
     from predictor.events.events import Moment
     from predictor.trace.cuda_paths import as_on_cuda
-    from predictor.trace.trace import Tracer
+    from predictor.trace.tracer import Tracer
 
     run = call.make("meta")
     tracer = Tracer(lambda: ("", False))

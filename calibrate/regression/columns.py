@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from calibrate.regression.baselines import BASELINES
+from calibrate.regression.baselines import BASELINES, Estimate
+from calibrate.regression.case_document import case
 from calibrate.regression.cases import COUNTERS
-from calibrate.regression.document import case
-
-if TYPE_CHECKING:
-    from calibrate.regression.report import Report
+from calibrate.regression.compare import Comparison
 
 COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "data_parallel_size", "rank", "gpu",
            "measured_on", "date", "completion", "survived", "measured_moment", "predicted_moment", "capacity_bytes",
@@ -19,7 +18,11 @@ COLUMNS = ("id", "name", "file", "line", "group", "model", "recipe", "engine", "
 """Columns of ``cases.csv``; each is a key of a case in ``report.json``."""
 
 
-def rows(report: Report) -> list[dict[str, Any]]:
-    """The rows of ``cases.csv``: column -> value."""
-    documents = [case(comparison, report.estimates.get(comparison.case.id, {})) for comparison in report.comparisons]
+def rows(comparisons: Iterable[Comparison], estimates: Mapping[str, Mapping[str, Estimate]]) -> list[dict[str, Any]]:
+    """The rows of ``cases.csv``, each as column -> value.
+
+    Args:
+        estimates: id of a case -> other methods' estimates of it.
+    """
+    documents = [case(comparison, estimates.get(comparison.case.id, {})) for comparison in comparisons]
     return [{column: entry[column] for column in COLUMNS} for entry in documents]

@@ -26,18 +26,16 @@ ends in ``bytes`` is in bytes. Unknown values are null.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from calibrate.regression.baselines import BASELINES, Estimate
+from calibrate.regression.baselines import BASELINES
 from calibrate.regression.baselines.grid import Grid
+from calibrate.regression.case_document import case
 from calibrate.regression.cases import Case
-from calibrate.regression.compare import Comparison
 from calibrate.regression.gates import Result
+from calibrate.regression.report import Report
 from predictor.common.json_dataclasses import to_plain
 from predictor.version import VERSION
-
-if TYPE_CHECKING:
-    from calibrate.regression.report import Report
 
 
 def document(report: Report, gates: Sequence[Result] = (), *, command: str = "", profile: str | None = None
@@ -56,27 +54,6 @@ def document(report: Report, gates: Sequence[Result] = (), *, command: str = "",
         "skipped": report.skipped,
         "gates": [{"name": result.gate.name, "where": result.gate.where, "limits": result.gate.limits,
                    "cases": result.cases, "broken": result.broken} for result in gates]})
-
-
-def case(comparison: Comparison, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    """One comparison, with other methods' estimates; null for methods without one."""
-    case = comparison.case
-    entry: dict[str, Any] = {
-        "id": case.id, "name": case.name, "file": case.file, "line": case.line, "group": case.group, **case.labels,
-        "rank": case.workload.rank, "workload": case.workload.resolved(), "software": case.software, "date": case.date,
-        "completion": case.completion, "survived": case.survived, "measured_moment": case.moment,
-        "measured_step": case.step, "predicted_moment": comparison.moment, "predicted_step": comparison.step,
-        "predicted_module": comparison.module, "predicted_operator": comparison.operator,
-        "moment_hit": comparison.moment_hit, "capacity_bytes": comparison.capacity_bytes,
-        "verdict": comparison.verdict, "verdict_hit": comparison.verdict_hit,
-        "estimate_bytes": comparison.estimate_bytes, "runtime_bytes": comparison.runtime_bytes,
-        "factors": comparison.factors, "modules": comparison.modules, "profile": comparison.profile}
-    entry |= {f"{key}_bytes": estimates[key].bytes if key in estimates else None for key in BASELINES}
-    for counter, peak in comparison.peaks.items():
-        entry |= {f"measured_{counter}_bytes": peak.measured_bytes, f"predicted_{counter}_bytes": peak.predicted_bytes,
-                  f"predicted_{counter}_bytes_low": peak.low_bytes, f"predicted_{counter}_bytes_high": peak.high_bytes,
-                  f"{counter}_error": peak.error, f"{counter}_inside": peak.inside}
-    return entry
 
 
 def methods(grid: Grid) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from calibrate.regression.baselines import Estimate
 from calibrate.regression.baselines.grid import Grid, grid
 from calibrate.regression.cases import Case, Skipped
 from calibrate.regression.causes import Explained
+from calibrate.regression.columns import COLUMNS, rows
 from calibrate.regression.compare import Comparison, compare
 from calibrate.regression.histories import History
 from calibrate.regression.statistics import Group
@@ -64,9 +65,7 @@ class Report:
         """A data frame with a row for each case and the columns of ``cases.csv`` (needs pandas)."""
         import pandas
 
-        from calibrate.regression.columns import COLUMNS, rows
-
-        return pandas.DataFrame(rows(self), columns=COLUMNS)
+        return pandas.DataFrame(rows(self.comparisons, self.estimates), columns=COLUMNS)
 
 
 def make(cases: Sequence[Case], skipped: Iterable[Skipped] = (), *, profile: str | None = None, worst: int = 3,

@@ -15,7 +15,7 @@ from calibrate.campaign.rows import Row
 from predictor.common.json_dataclasses import to_plain
 from predictor.common.safe_text import printable
 from predictor.common.streams import say
-from predictor.profile.profile import Profile
+from predictor.profile.calibration import Profile
 from predictor.report.layout import table, wrapped
 from predictor.report.profile import intervals
 from predictor.report.profile import report as report_profile

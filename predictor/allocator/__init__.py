@@ -10,11 +10,12 @@ Known limitations:
 - The driver's addresses are assigned by first fit, as on the emulated GPU. Only their order affects the result.
 """
 
-from predictor.allocator.allocator import CachingAllocator, Observer
+from predictor.allocator.allocator import CachingAllocator
 from predictor.allocator.blocks import Block, BlockRecord, SegmentRecord
 from predictor.allocator.driver import Driver, SimulatedDriver
 from predictor.allocator.out_of_memory import OutOfMemory
 from predictor.allocator.settings import AllocatorSettings
+from predictor.allocator.state import Observer
 
 __all__ = ["AllocatorSettings", "Block", "BlockRecord", "CachingAllocator", "Driver", "Observer", "OutOfMemory",
            "SegmentRecord", "SimulatedDriver"]

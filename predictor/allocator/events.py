@@ -7,71 +7,69 @@ The order of the streams makes no difference: free blocks merge to the same resu
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from predictor.allocator.blocks import Block
-
-if TYPE_CHECKING:
-    from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.completion import Clock
 
 
 class OutstandingEvents:
-    """Events that are not known to be complete: a queue for each stream, and the number that each block waits for."""
+    """Events that are not known to be complete: a queue for each stream, and the number that each block waits for.
 
-    __slots__ = ("queues", "counts")
+    The methods that return blocks return those that wait for no event any more; the caller frees them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("clock", "queues", "counts")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
         self.queues: dict[int, deque[tuple[tuple[int, int], Block]]] = {}
         self.counts: dict[Block, int] = {}
 
+    def insert(self, block: Block, streams: set[int]) -> None:
+        """Record an event on each stream that used the block."""
+        event = self.clock.record()
+        for stream in streams:
+            self.queues.setdefault(stream, deque()).append((event, block))
+        self.counts[block] = len(streams)
 
-def insert(allocator: CachingAllocator, block: Block, streams: set[int]) -> None:
-    """Record an event on each stream that used the block."""
-    event = allocator.clock.record()
-    for stream in streams:
-        allocator.outstanding.queues.setdefault(stream, deque()).append((event, block))
-    allocator.outstanding.counts[block] = len(streams)
+    def completed(self) -> list[Block]:
+        """The blocks whose events are complete. Each queue is processed up to its first incomplete event."""
+        blocks = []
+        queues, is_complete = self.queues, self.clock.is_complete
+        for stream in list(queues):
+            queue = queues[stream]
+            while queue and is_complete(queue[0][0]):
+                block = queue.popleft()[1]
+                if self._is_last(block):
+                    blocks.append(block)
+            if not queue:
+                del queues[stream]
+        return blocks
 
+    def waited_for(self) -> list[Block]:
+        """Waits for every event. Returns the blocks that waited."""
+        if not self.queues:
+            return []
+        self.clock.synchronizations += 1
+        blocks = [block for queue in self.queues.values() for _, block in queue if self._is_last(block)]
+        self.queues.clear()
+        return blocks
 
-def process(allocator: CachingAllocator) -> None:
-    """Free the blocks whose events are complete. Each queue is processed up to its first incomplete event."""
-    queues, is_complete = allocator.outstanding.queues, allocator.clock.is_complete
-    for stream in list(queues):
-        queue = queues[stream]
-        while queue and is_complete(queue[0][0]):
-            _count_down(allocator, queue.popleft()[1])
-        if not queue:
-            del queues[stream]
+    def forget(self, block: Block) -> bool:
+        """Removes the events of a block. False if it waits for none."""
+        if block not in self.counts:
+            return False
+        for stream in list(self.queues):
+            self.queues[stream] = deque(entry for entry in self.queues[stream] if entry[1] is not block)
+            if not self.queues[stream]:
+                del self.queues[stream]
+        del self.counts[block]
+        return True
 
-
-def synchronize_and_free(allocator: CachingAllocator) -> None:
-    """Wait for every event, and free the blocks that waited."""
-    queues = allocator.outstanding.queues
-    if not queues:
-        return
-    allocator.clock.synchronizations += 1
-    for queue in queues.values():
-        for _, block in queue:
-            _count_down(allocator, block)
-    queues.clear()
-
-
-def _count_down(allocator: CachingAllocator, block: Block) -> None:
-    counts = allocator.outstanding.counts
-    counts[block] -= 1
-    if not counts[block]:
-        del counts[block]
-        allocator.free_completed(block)
-
-
-def complete(allocator: CachingAllocator, block: Block) -> None:
-    """Free a block that waits, as if its own events were complete. Does nothing if it waits for none."""
-    if block not in allocator.outstanding.counts:
-        return
-    queues = allocator.outstanding.queues
-    for stream in list(queues):
-        queues[stream] = deque(entry for entry in queues[stream] if entry[1] is not block)
-        if not queues[stream]:
-            del queues[stream]
-    del allocator.outstanding.counts[block]
-    allocator.free_completed(block)
+    def _is_last(self, block: Block) -> bool:
+        """Counts one event of a block as complete. True if it was the block's last one."""
+        self.counts[block] -= 1
+        if self.counts[block]:
+            return False
+        del self.counts[block]
+        return True

@@ -7,15 +7,12 @@ CUDACachingAllocator.cpp, PyTorch 2.11.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from predictor.allocator.blocks import FREE, UNMAPPED, Arena, Block, ExpandableSegment
-
-if TYPE_CHECKING:
-    from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.state import AllocatorState
 
 
-def allocate(allocator: CachingAllocator, arena: Arena, size: int) -> Block | None:
+def allocate(allocator: AllocatorState, arena: Arena, size: int) -> Block | None:
     """A block of at least ``size`` bytes, from mapped and newly mapped pages. It is in no free list.
 
     None if the driver refuses a page. Pages mapped before that stay mapped.
@@ -32,7 +29,7 @@ def allocate(allocator: CachingAllocator, arena: Arena, size: int) -> Block | No
     return block
 
 
-def _find(allocator: CachingAllocator, arena: Arena, size: int) -> Block:
+def _find(allocator: AllocatorState, arena: Arena, size: int) -> Block:
     """The lowest free or unmapped block that begins ``size`` contiguous bytes of free or unmapped memory."""
     for address in arena.unmapped_addresses:
         block = arena.unmapped[address]
@@ -56,7 +53,7 @@ def _has_room(block: Block | None, size: int) -> bool:
     return True
 
 
-def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
+def _map(allocator: AllocatorState, block: Block, size: int) -> Block | None:
     """Map pages at the start of an unmapped block. Returns the free block that now contains them, or None."""
     assert block.expandable is not None  # only expandable segments have unmapped blocks
     arena, page = block.arena, block.expandable.page_bytes
@@ -88,7 +85,7 @@ def joined(block: Block, take_out: Callable[[Block], None]) -> Block:
     return block
 
 
-def release(allocator: CachingAllocator, block: Block) -> None:
+def release(allocator: AllocatorState, block: Block) -> None:
     """Unmap every whole page of a free block. Give the addresses back when the whole segment is unmapped."""
     segment, arena = block.expandable, block.arena
     assert segment is not None  # callers pass blocks of expandable segments

@@ -7,21 +7,18 @@ release_block, CUDACachingAllocator.cpp, PyTorch 2.11.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
-from predictor.allocator import events, expandable
+from predictor.allocator import expandable
 from predictor.allocator.blocks import ADDRESS_BITS, Arena, Block, Pool
 from predictor.allocator.constants import UNLIMITED
-
-if TYPE_CHECKING:
-    from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.state import AllocatorState
 
 
 def is_split(block: Block) -> bool:
     return block.prev is not None or block.next is not None
 
 
-def segment(allocator: CachingAllocator, block: Block) -> None:
+def segment(allocator: AllocatorState, block: Block) -> None:
     """cudaFree one whole segment, which is a free block."""
     if is_split(block):
         # max_split_size_mb was set, or lowered, while the job ran: PyTorch would free a part as if it were a segment.
@@ -35,14 +32,14 @@ def segment(allocator: CachingAllocator, block: Block) -> None:
     allocator.notify("segment_free", block.address, block.size, block.arena.stream)
 
 
-def cached_blocks(allocator: CachingAllocator) -> None:
+def cached_blocks(allocator: AllocatorState) -> None:
     """Wait for every event, then release every unused segment and page."""
-    events.synchronize_and_free(allocator)
+    allocator.synchronize_and_free_events()
     for pool in (allocator.large, allocator.small):
         _blocks(allocator, pool)
 
 
-def _blocks(allocator: CachingAllocator, pool: Pool) -> None:
+def _blocks(allocator: AllocatorState, pool: Pool) -> None:
     to_unmap = []
     for arena in pool.arenas.values():
         for block in arena.blocks():
@@ -54,7 +51,7 @@ def _blocks(allocator: CachingAllocator, pool: Pool) -> None:
         expandable.release(allocator, block)
 
 
-def available_cached_blocks(allocator: CachingAllocator, arena: Arena, size: int) -> bool:
+def available_cached_blocks(allocator: AllocatorState, arena: Arena, size: int) -> bool:
     """With max_split_size_mb: release oversize blocks of this stream until ``size`` bytes are free.
 
     Returns whether it released enough.
@@ -78,7 +75,7 @@ def available_cached_blocks(allocator: CachingAllocator, arena: Arena, size: int
     return released >= needed
 
 
-def collect_garbage(allocator: CachingAllocator, allowed_bytes: int) -> None:
+def collect_garbage(allocator: AllocatorState, allowed_bytes: int) -> None:
     """With garbage_collection_threshold: above that part of the limit, release large segments of average age or more.
 
     The age of a block is the number of searches of the large pool since the block became free.

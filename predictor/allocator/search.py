@@ -7,15 +7,11 @@ Source: get_free_block, CUDACachingAllocator.cpp, PyTorch 2.11.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from predictor.allocator.blocks import UNMAPPED, Arena, Block
-
-if TYPE_CHECKING:
-    from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.state import AllocatorState
 
 
-def choose(allocator: CachingAllocator, arena: Arena, size: int, index: int) -> int:
+def choose(allocator: AllocatorState, arena: Arena, size: int, index: int) -> int:
     """The index in ``arena.keys`` of the block to take, or ``len(arena.keys)`` if none is suitable.
 
     ``size`` is the rounded request in bytes, ``index`` that of the best fit.

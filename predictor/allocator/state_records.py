@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from predictor.allocator.blocks import (
     ALLOCATED,
@@ -19,9 +18,7 @@ from predictor.allocator.blocks import (
 )
 from predictor.allocator.constants import DRIVER_PAGE
 from predictor.allocator.expandable import split as cut
-
-if TYPE_CHECKING:
-    from predictor.allocator.allocator import CachingAllocator
+from predictor.allocator.state import AllocatorState
 
 _STATES = {name: state for state, name in STATE_NAMES.items()} | {"active_awaiting_free": PENDING}
 
@@ -54,7 +51,7 @@ def _record(mapped: list[Block]) -> SegmentRecord:
                          "small" if arena.pool.is_small else "large", mapped[0].expandable is not None, blocks)
 
 
-def seed(allocator: CachingAllocator, segments: Iterable[SegmentRecord]) -> dict[int, Block]:
+def seed(allocator: AllocatorState, segments: Iterable[SegmentRecord]) -> dict[int, Block]:
     """Put segments into an allocator that has none. Returns the blocks that are not free, by address.
 
     The records do not contain events: a pending block stays pending until ``free_completed``. Mapped records of one
@@ -80,7 +77,7 @@ def seed(allocator: CachingAllocator, segments: Iterable[SegmentRecord]) -> dict
     return in_use
 
 
-def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
+def _map(allocator: AllocatorState, arena: Arena, record: SegmentRecord,
          expandable: dict[Arena, ExpandableSegment]) -> Block:
     """The block of one mapped record, cut out of its expandable segment."""
     driver, page = allocator.driver, arena.pool.page_bytes
@@ -106,7 +103,7 @@ def _map(allocator: CachingAllocator, arena: Arena, record: SegmentRecord,
     return block
 
 
-def _fill(allocator: CachingAllocator, block: Block, record: SegmentRecord, in_use: dict[int, Block]) -> None:
+def _fill(allocator: AllocatorState, block: Block, record: SegmentRecord, in_use: dict[int, Block]) -> None:
     """Cut the only block of a segment into the recorded blocks, and set their states."""
     if sum(part.size for part in record.blocks) != record.total_size:
         raise ValueError(f"the blocks of the segment at {record.address:#x} do not fill it")

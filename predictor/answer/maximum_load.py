@@ -17,7 +17,8 @@ from predictor.events import timeline
 from predictor.events.events import MOMENTS, Factor
 from predictor.jobs.inference_job import InferenceJob, prepare, unpredicted_prompts
 from predictor.model.models import find
-from predictor.workload.conversation import MOST_TOKENS, MOST_TURNS, turns
+from predictor.workload.conversation import MOST_TOKENS, MOST_TURNS
+from predictor.workload.generation import turns
 from predictor.workload.limits import MOST_IMAGES, MOST_SAMPLES
 from predictor.workload.limits import MOST_TOKENS as MOST_TOTAL
 from predictor.workload.workload import Workload

@@ -17,7 +17,6 @@ from predictor.jobs import dispatch
 from predictor.model import code_models, lora, models, parser, quantization
 from predictor.model.code_models import CodeModel
 from predictor.model.model_config import Modality, ModelConfig
-from predictor.workload import contradictions
 from predictor.workload.workload import Workload
 
 SIZES = ((224, 224), (336, 336), (448, 448), (672, 672), (1024, 1024), (768, 1344))
@@ -106,7 +105,7 @@ def page(workload: Workload, *, step: bool = True, progress: Callable | None = N
     check_pictures(workload, config)
     if isinstance(config, CodeModel):
         request = dispatch.resolve(workload.replace(**_chosen(workload, config, 0)))
-        contradictions.check_predicted(request.workload)
+        request.workload.check_predicted()
         assert request.config is not None  # only a learned formula has no configuration
         config = code_models.at_shape(request.config, request.shape)
     with model_list.building(config):

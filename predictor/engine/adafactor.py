@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.gpus import Gpu
+from predictor.engine.tape import Tape
 from predictor.events import workspaces
 from predictor.events.events import Factor
 from predictor.events.model_facts import Parameter
-
-if TYPE_CHECKING:
-    from predictor.engine.compose import Tape
 
 FP32 = 4
 

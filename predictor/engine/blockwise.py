@@ -9,15 +9,13 @@ optimizer gets flat partitions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
+from predictor.engine.tape import Tape
 from predictor.events.events import EventType, Factor
 from predictor.events.model_facts import Parameter
-
-if TYPE_CHECKING:
-    from predictor.engine.compose import Tape
 
 FP32 = 4
 BLOCK_ELEMENTS = 256

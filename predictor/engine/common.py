@@ -7,8 +7,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from predictor.engine import quantized_loading
-from predictor.engine.compose import RankPeak, Tape
+from predictor.engine.compose import RankPeak
 from predictor.engine.setup import FP64, Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import EventList, EventType, Factor
 
 

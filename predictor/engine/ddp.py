@@ -17,8 +17,9 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import Stretch, Tape, Vocabulary
+from predictor.engine.compose import Stretch, Vocabulary
 from predictor.engine.setup import Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import Buffers, Factor, Moment
 from predictor.events.micro_step import MicroStep
 from predictor.events.model_facts import Parameter

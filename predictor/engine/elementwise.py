@@ -9,15 +9,13 @@ dtype live at the same time; dtypes follow one another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.gpus import Gpu
 from predictor.engine.foreach import by_dtype
+from predictor.engine.tape import Tape
 from predictor.events.events import Factor
 from predictor.events.model_facts import Parameter
-
-if TYPE_CHECKING:
-    from predictor.engine.compose import Tape
 
 COUNTER_BYTES = 4
 

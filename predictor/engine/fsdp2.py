@@ -14,10 +14,11 @@ import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
-from predictor.engine.compose import RankPeak, Tape, Vocabulary
+from predictor.engine.compose import RankPeak, Vocabulary
 from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import EventList, Factor, Moment
 from predictor.events.micro_step import Mark, MicroStep
 from predictor.events.model_facts import Parameter

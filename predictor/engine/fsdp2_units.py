@@ -14,9 +14,9 @@ from enum import Enum
 from functools import cached_property
 
 from predictor.common.gpus import Gpu
-from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.setup import BF16
+from predictor.engine.tape import Tape
 from predictor.events.events import Factor
 from predictor.events.model_facts import Parameter
 

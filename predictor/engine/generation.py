@@ -1,6 +1,6 @@
 """Composes an inference run: start-up, then calls of ``generate`` one after the other, each with all its new tokens.
 
-A trace covers :data:`predictor.workload.conversation.TRACED_TOKENS` new tokens of a call, or more where a sliding
+A trace covers :data:`predictor.workload.generation.TRACED_TOKENS` new tokens of a call, or more where a sliding
 window is reached. The two decode steps before the last one have equal events, and sizes that grow by the same bytes
 from step to step. Further tokens repeat the second of them.
 """
@@ -15,8 +15,8 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.engine.common import to_device
-from predictor.engine.compose import Tape
 from predictor.engine.setup import Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import FACTORS, Buffers, EventList, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape, SizeTable, Workspace

@@ -5,8 +5,8 @@ torch 2.11, torch/amp/grad_scaler.py. It allocates scalars only: gradients are c
 
 from __future__ import annotations
 
-from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, FP64
+from predictor.engine.tape import Tape
 from predictor.events.events import EventType, Factor
 
 

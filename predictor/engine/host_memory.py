@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from predictor.engine import optimizer
-from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, Setup
+from predictor.engine.tape import Tape
 from predictor.events.events import FACTORS, Factor
 
 STATES = FACTORS.index(Factor.OPTIMIZER_STATES)

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from predictor.common.gpus import Gpu
 from predictor.engine.adafactor import Adafactor
 from predictor.engine.blockwise import Blockwise
 from predictor.engine.elementwise import Adagrad, AdamW, RMSprop, Sgd
+from predictor.engine.tape import Tape
 from predictor.events.model_facts import Parameter
 from predictor.workload.optimizers import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from predictor.engine.compose import Tape
 
 
 class Update(Protocol):

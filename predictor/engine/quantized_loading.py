@@ -9,8 +9,8 @@ and ``quantize_blockwise``; nn/modules.py, ``Int8Params._quantize``; backends/cu
 
 from __future__ import annotations
 
-from predictor.engine.compose import Tape
 from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.tape import Tape
 from predictor.events import workspaces
 from predictor.events.events import EventType, Factor
 from predictor.model.lora import ADAPTERS, COPIED, UNTRAINED

@@ -12,10 +12,11 @@ import numpy as np
 
 from predictor.common.gpus import Gpu
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import EngineBuffers, Stretch, Tape, Vocabulary, weave
+from predictor.engine.compose import Stretch, Vocabulary, weave
 from predictor.engine.foreach import by_dtype
 from predictor.engine.grad_scaler import GradScaler
 from predictor.engine.setup import FP32, Setup
+from predictor.engine.tape import EngineBuffers, Tape
 from predictor.events.events import FACTORS, Factor, Moment
 from predictor.events.micro_step import MicroStep
 from predictor.events.model_facts import Parameter

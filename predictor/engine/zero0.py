@@ -14,8 +14,9 @@ import numpy as np
 
 from predictor.engine import torch_loop
 from predictor.engine.common import AlikeRanks, to_device
-from predictor.engine.compose import EngineBuffers, Stretch, Tape, Vocabulary
+from predictor.engine.compose import Stretch, Vocabulary
 from predictor.engine.setup import BF16, FP32, Setup
+from predictor.engine.tape import EngineBuffers, Tape
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep

@@ -13,9 +13,10 @@ import numpy as np
 
 from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
 from predictor.engine.common import grad_norm
-from predictor.engine.compose import RankPeak, Stretch, Tape, Vocabulary
+from predictor.engine.compose import RankPeak, Stretch, Vocabulary
 from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
+from predictor.engine.tape import Tape
 from predictor.engine.zero2_backward import Release
 from predictor.engine.zero2_template import RankMicroStep
 from predictor.engine.zero_partition import Group, Slice, partition

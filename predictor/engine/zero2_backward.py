@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from predictor.engine import zero2_reduction
-from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary, weave
+from predictor.engine.compose import Vocabulary, weave
 from predictor.engine.setup import Setup
+from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero2_offload import ToHost
 from predictor.engine.zero2_template import ByRank, HostCopies, Reduced, Template
 from predictor.engine.zero_partition import Group

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from predictor.allocator import CachingAllocator
 from predictor.allocator.simulate import simulate
 from predictor.engine.common import to_device
-from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, Setup
+from predictor.engine.tape import Tape
 from predictor.engine.zero_partition import Group
 from predictor.events.events import EventType, Factor
 

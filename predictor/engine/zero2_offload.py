@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from predictor.engine.compose import Tape
 from predictor.engine.setup import FP32, FP64
+from predictor.engine.tape import Tape
 from predictor.engine.zero_partition import Group, Slice
 from predictor.events.events import EventType, Factor, Moment
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.engine.compose import Rise, Rises, Tape, Vocabulary
+from predictor.engine.compose import Vocabulary
+from predictor.engine.tape import Rise, Rises, Tape
 from predictor.events.events import Buffers, Factor, Moment, sign
 from predictor.events.micro_step import MicroStep
 

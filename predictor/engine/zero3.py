@@ -15,9 +15,10 @@ from functools import partial
 from predictor.common.errors import InputError
 from predictor.engine import optimizer
 from predictor.engine.common import AlikeRanks, grad_norm, to_device
-from predictor.engine.compose import MAIN_STREAM, Tape, Vocabulary
+from predictor.engine.compose import Vocabulary
 from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, STEPS, Setup
+from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
 from predictor.engine.zero3_reduction import Reduction

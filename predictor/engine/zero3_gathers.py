@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from predictor.engine.compose import MAIN_STREAM, Tape
+from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor
 from predictor.events.model_facts import Parameter

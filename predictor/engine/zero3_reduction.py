@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.engine.compose import MAIN_STREAM, Tape
 from predictor.engine.setup import BF16, FP32, FP64
+from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero3_gathers import partition_numel
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from predictor.engine.compose import Tape
+from predictor.engine.tape import Tape
 from predictor.events.events import EventType
 
 MOST_IN_FLIGHT = 2

@@ -14,7 +14,7 @@ from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
-from predictor.workload import compared, contradictions
+from predictor.workload import compared
 from predictor.workload.modes import advice_for
 from predictor.workload.workload import Workload
 
@@ -34,7 +34,7 @@ def formula_key(request: Request) -> store.Key:
     """
     workload, config, gpu = request.workload, request.config, request.gpu
     assert config is not None  # only learned formulas have none, and they have no key
-    contradictions.check_predicted(workload)
+    workload.check_predicted()
     if config.routes_by_data:
         raise InputError(f"model {config.name}: its experts run one after another, so their allocations depend on "
                          f"the tokens that each gets: {advice_for(workload.mode)}")

@@ -23,7 +23,7 @@ from predictor.formula import formula
 from predictor.formula.formula import Formula
 from predictor.model.lora import Adapters
 from predictor.model.quantization import Quantized
-from predictor.workload.conversation import Generation
+from predictor.workload.generation import Generation
 
 TRACER_VERSION = 4
 """Increased whenever the same workload would trace differently. Cached formulas of older versions are then unused."""

@@ -25,7 +25,7 @@ from predictor.model.request import Request, gpu_of
 from predictor.profile import corrections, profile
 from predictor.profile.job_traits import traits_of
 from predictor.profile.reach import versions_of
-from predictor.workload.conversation import TRACED_TOKENS, Generation, Turn, check_positions, turns
+from predictor.workload.generation import TRACED_TOKENS, Generation, Turn, check_positions, turns
 from predictor.workload.workload import Workload
 
 LOOP = ("data loading, sampling other than greedy, stopping at an end-of-sequence token, prompts that are padded to "

@@ -19,7 +19,8 @@ from predictor.plan.methods import Method
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
-from predictor.plan.space import BATCH, DATA, LENGTH, STEPS, Setting
+from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
+from predictor.plan.space import DATA
 from predictor.readers.own_files import COMMAND
 from predictor.workload import deepspeed_document
 from predictor.workload.workload import Workload

@@ -24,7 +24,7 @@ from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.model_config import Modality
 from predictor.model.request import Request
-from predictor.plan.space import BATCH, LENGTH, Setting
+from predictor.plan.setting import BATCH, LENGTH, Setting
 from predictor.profile import corrections
 from predictor.workload.workload import Workload
 

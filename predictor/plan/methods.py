@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from predictor.plan.memory import Memory
 from predictor.plan.search import Configuration, Found, Queue
-from predictor.plan.space import SHARINGS, Setting
+from predictor.plan.setting import SHARINGS, Setting
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Method:
     """One way to share the work among GPUs, with its best result.
 
     Attributes:
-        kind: one of :data:`predictor.plan.space.SHARINGS`.
+        kind: one of :data:`predictor.plan.setting.SHARINGS`.
         cheapest: the first configuration that fits, in order of the ranking; None if none fits.
         closest: if none fits, the setting that needs the least; None if none could be examined.
         least_bytes: bytes that its smallest shape needs at least; None if unknown.

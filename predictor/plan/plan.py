@@ -24,7 +24,8 @@ from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, keeps_formulas, predicted, queue, walk
-from predictor.plan.space import BATCH, DATA, LENGTH, NOT_DEEPSPEED, STEPS, TENSOR, Setting, Space, space
+from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
+from predictor.plan.space import DATA, NOT_DEEPSPEED, TENSOR, Space, space
 from predictor.workload.limits import MOST_TOKENS
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import ModelFacts
 from predictor.model.lora import ADAPTERS
+from predictor.plan.setting import Setting
 from predictor.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from predictor.plan.space import Setting
 
 PLAIN = ("torch", "ddp")
 """Engines that leave the dtypes to the user."""

@@ -22,7 +22,7 @@ from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned, store
 from predictor.plan.cost import Estimate
 from predictor.plan.memory import Memory, Point
-from predictor.plan.space import ALONE, Setting
+from predictor.plan.setting import ALONE, Setting
 
 GOALS = ("cost", "batch", "sequence")
 """Goals of a search: the lowest cost per sample, the largest micro batch, or the longest sequence."""

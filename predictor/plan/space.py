@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -19,17 +19,12 @@ from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
 from predictor.plan.own_config import on_own_config
 from predictor.plan.precision import TRIED, Precision, own, tried
+from predictor.plan.setting import ALONE, BATCH, STEPS, Setting
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS
 from predictor.workload.workload import Workload
 
-BATCH, STEPS, LENGTH = "per_device_train_batch_size", "gradient_accumulation_steps", "sequence_length"
 DATA, TENSOR = "data_parallel_size", "tensor_parallel_size"
-SHARINGS = ("data parallel", "fully sharded", "tensor parallel", "combined")
-"""Ways to share the work among GPUs: by samples; by samples and weights (ZeRO-3, FSDP2); by layers; by samples and
-layers."""
-ALONE = "one GPU"
-"""Takes the place of a way to share the work for a plain loop on one GPU."""
 
 
 @dataclass(frozen=True)
@@ -155,45 +150,6 @@ def _sharing(gpus: int, parts: int, dtypes: Sequence[Precision]) -> list[Choice]
     verified = [precision for precision in dtypes if precision.mixed_precision == "none"]  # not under autocast
     return [replace(choice, differs="; ".join(filter(None, (choice.differs, OWN_MESH)))) for choice in _plain(
         f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees}, verified)]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A configuration without its shape.
-
-    Attributes:
-        method: name of the engine and of what is offloaded to the host.
-        rest: names of the other choices.
-        differs: how the trained model, or the training loop, differs from the usual; empty if it does not.
-        keys: the workload's keys.
-        cuts: whether it trains with less of each sample.
-    """
-
-    method: str
-    rest: tuple[str, ...]
-    differs: tuple[str, ...]
-    keys: Mapping[str, Any] = field(hash=False, compare=False)
-    cuts: bool = False
-
-    @property
-    def name(self) -> str:
-        """The setting's name in reports."""
-        return " · ".join((self.method, *self.rest))
-
-    @property
-    def sharing(self) -> str:
-        """The way to share the work, one of :data:`SHARINGS`. On one GPU :data:`ALONE`, or empty under DeepSpeed."""
-        workload = self.workload(1, 1, None)
-        if workload.tensor_parallel_size > 1:
-            return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
-        if workload.data_parallel_size == 1:
-            return ALONE if workload.engine == "torch" else ""
-        return "fully sharded" if workload.engine == "fsdp2" or workload.zero_stage == 3 else "data parallel"
-
-    def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
-        """The workload of this setting at a shape."""
-        steps = {} if accumulation == 1 else {STEPS: accumulation}  # a learned job does not take this key
-        return Workload.from_mapping({**self.keys, **steps, BATCH: batch, LENGTH: sequence})
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from predictor.events.calls import OperatorCall, calls
 from predictor.events.events import FACTORS, Buffers, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape
-from predictor.profile.profile import Choice, OperatorWorkspace
+from predictor.profile.calibration import OperatorWorkspace
+from predictor.profile.profile import Choice
 
 ASSUMED_RUNTIME_BYTES = 1 << 30
 """Assumed memory of the CUDA context, NCCL and libraries without a profile. The verdict is uncertain where it depends

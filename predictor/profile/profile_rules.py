@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
 from predictor.events.events import Factor
+from predictor.profile.calibration import Profile
 from predictor.profile.job_traits import COUNTERS, TRAITS
-
-if TYPE_CHECKING:
-    from predictor.profile.profile import Profile
 
 MEASURED = ("device", "emulated", "assumed")
 """Where a profile can have been measured, best first."""

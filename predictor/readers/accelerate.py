@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers import launchers
-from predictor.readers.fields import OFF, UserInput, beside
+from predictor.readers.accelerate_launch import SECTION, Launch, section_of
+from predictor.readers.fields import OFF
+from predictor.readers.user_input import UserInput, beside
 
-SECTION = "deepspeed_config"
 STAGE, FILE = "zero_stage", "deepspeed_config_file"
 DECIDED = (STAGE, "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps",
            "gradient_clipping")
@@ -28,35 +29,6 @@ EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 """Options of which accelerate accepts only one (1.15, commands/launch.py, ``_validate_launch_command``)."""
 PREDICTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 PRECISIONS = ("no", "bf16", "fp16")
-FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
-"""Defaults of the launcher (1.15, commands/launch.py, utils/dataclasses.py); neither is predicted."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One ``accelerate launch``.
-
-    Attributes:
-        options: the launcher's options.
-        document: its configuration file.
-        distributed_type: such as ``FSDP``, from the options or else the file.
-        where: origin of its values, for the prediction's ``source``.
-        blamed: file or command that error messages name.
-    """
-
-    options: Mapping[str, str]
-    document: Mapping[str, Any]
-    distributed_type: str
-    where: str
-    blamed: str
-
-    @property
-    def fsdp(self) -> dict[str, Any]:
-        """The settings of FSDP; empty if the launcher's ``distributed_type`` is another."""
-        if self.distributed_type != "FSDP":
-            return {}
-        own = {key.removeprefix("fsdp_"): item for key, item in self.options.items() if key.startswith("fsdp_")}
-        return FSDP | _section(self.document, "fsdp_config", self.blamed) | own
 
 
 def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
@@ -118,7 +90,7 @@ def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, 
         raise InputError(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
     if precision != "no" and not {"bf16", "fp16"} & switched_on:
         decided[precision] = ("true", f"{where}: mixed_precision")
-    compiled = options.get("dynamo_backend", _section(document, "dynamo_config", blamed).get(
+    compiled = options.get("dynamo_backend", section_of(document, "dynamo_config", blamed).get(
         "backend", document.get("dynamo_backend")))
     if str(compiled or "no").lower() != "no":
         decided["torch_compile"] = ("true", f"{where}: dynamo_backend")
@@ -126,7 +98,7 @@ def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, 
         decided |= {"fsdp": ("full_shard", f"{where}: distributed_type"),
                   "fsdp_config": (launched.fsdp, f"{where}: fsdp_config")}
     if launched.distributed_type == "DEEPSPEED" and "deepspeed" not in switched_on:
-        section = {key: item for key, item in _section(document, SECTION, blamed).items() if item is not None}
+        section = {key: item for key, item in section_of(document, SECTION, blamed).items() if item is not None}
         section |= {key: options[key] for key in (FILE, *DECIDED, *FILTERS) if key in options}
         several = str(options.get("num_machines", document.get("num_machines", 1))) != "1"
         for key in FILTERS if several else ():
@@ -140,7 +112,7 @@ def _file(path: str) -> dict[str, Any]:
     """Reads accelerate's configuration file and rejects keys that accelerate does not have."""
     document, known = read_mapping(path, "accelerate's configuration"), launchers.table()["accelerate's file"]
     for section in known:
-        inner = _section(document, section, path) if section else document
+        inner = section_of(document, section, path) if section else document
         names = " ".join(known[section]).split()
         for key in inner:
             if key not in names:
@@ -168,16 +140,6 @@ def _distributed_type(options: Mapping[str, str], document: Mapping[str, Any], b
         raise InputError(f"{blamed}: compute_environment {quoted(document['compute_environment'])} is not read: give "
                          "the command that is run there")
     return chosen
-
-
-def _section(document: Mapping[str, Any], key: str, blamed: str) -> dict[str, Any]:
-    """The keys of a section without their optional prefix (``fsdp_``); DeepSpeed's keys have none."""
-    section = document.get(key) or {}
-    if not isinstance(section, Mapping):
-        raise InputError(f"{blamed}: {key} is {quoted(section)}: a section of keys is needed")
-    prefixes = (f"{key}_", key.removesuffix("config")) if key != SECTION else ()
-    return {next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name): item
-            for name, item in ((str(name), item) for name, item in section.items())}
 
 
 def _config(section: Mapping[str, Any], blamed: str) -> dict[str, Any] | str:

@@ -9,9 +9,8 @@ from predictor.common.suggestions import quoted
 from predictor.model import hub
 from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, Own
 from predictor.readers.loading import on_one_gpu
+from predictor.readers.reading import Format, Own, Reading
 from predictor.workload import lora_keys
 from predictor.workload.keys import image_sizes
 

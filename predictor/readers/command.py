@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
 from predictor.readers import accelerate, hostfile, launchers, shell, shell_expansion
-from predictor.readers.fields import UserInput
+from predictor.readers.user_input import UserInput
 
 LAUNCHING_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
                      "deepspeed.launcher.runner": "deepspeed", "accelerate.commands.launch": "accelerate"}

@@ -11,8 +11,8 @@ from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import thaw
 from predictor.model import hub
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, UserInput
+from predictor.readers.reading import Format, Reading
+from predictor.readers.user_input import UserInput
 from predictor.workload import deepspeed_config, deepspeed_releases, deepspeed_settings
 from predictor.workload.deepspeed_keys import READ as KNOWN
 from predictor.workload.deepspeed_keys import SECTIONS, WITHOUT_EFFECT

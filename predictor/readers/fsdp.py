@@ -7,8 +7,8 @@ from typing import Any
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers import weight_dtype
-from predictor.readers.configuration import Reading
-from predictor.workload.workload import Workload
+from predictor.readers.reading import Reading
+from predictor.workload.keys import Keys
 
 WRAPS = "TRANSFORMER_BASED_WRAP"
 WORDS = {"true": True, "yes": True, "1": True, "on": True, "y": True, "t": True} | dict.fromkeys(
@@ -132,6 +132,6 @@ def _flag(reading: Reading, config: dict[str, Any], key: str, default: bool) -> 
     return flag
 
 
-def wrapped(workload: Workload) -> str | None:
+def wrapped(workload: Keys) -> str | None:
     """Applies a note only to FSDP2 (the ``of`` of a note)."""
     return "" if workload.engine == "fsdp2" else None

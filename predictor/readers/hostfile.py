@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
 from predictor.common.suggestions import file_name, quoted
-from predictor.readers.fields import beside
+from predictor.readers.user_input import beside
 
 CHOOSING = ("include", "exclude")
 

@@ -9,11 +9,11 @@ from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
 from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
+from predictor.readers.fields import copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED
+from predictor.readers.reading import Format, Own, Reading
 from predictor.readers.value_types import FLAG, TEXT, Any_, Words
-from predictor.workload.workload import Workload
+from predictor.workload.keys import Keys
 
 _OPTIMIZER = "its optimizer is not predicted: leave it out"
 _LOSS = "its own loss over all logits is not predicted: leave it out"
@@ -146,7 +146,7 @@ def _precision(reading: Reading, adapters: bool) -> None:
             reading.note(f"parameters that do not train: {half} in LLaMA-Factory, fp32 here", _wide)
 
 
-def _wide(workload: Workload) -> str | None:
+def _wide(workload: Keys) -> str | None:
     return "" if workload.dtype == "fp32" else None
 
 

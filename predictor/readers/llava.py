@@ -11,10 +11,10 @@ from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
 from predictor.readers import own_keys, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
+from predictor.readers.fields import copied_to, for_rules, noted, refused
+from predictor.readers.reading import Format, Own, Reading
 from predictor.readers.value_types import FLAG, TEXT
-from predictor.workload.workload import Workload
+from predictor.workload.keys import Keys
 
 PINS = "torch 2.1.2, transformers 4.37.2 and DeepSpeed 0.12.6"
 VOCABULARY = 32_000
@@ -124,7 +124,7 @@ def _differences(reading: Reading) -> None:
                  "words where llava-hf's has 32,064, and its vision tower has eager attention")
 
 
-def _logits(workload: Workload) -> str:
+def _logits(workload: Keys) -> str:
     size = workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
     return f", {size:,} bytes here"
 

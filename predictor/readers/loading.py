@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predictor.common.errors import InputError
-from predictor.readers.configuration import Reading
+from predictor.readers.reading import Reading
 
 RESUMED = "training continues adapters of a checkpoint, whose adapter_config.json sets rank and layers: give those"
 

@@ -12,9 +12,11 @@ from typing import Any
 from predictor.common.files import read_mapping
 from predictor.common.value_types import thaw
 from predictor.readers import accelerate
-from predictor.readers.configuration import Reading
+from predictor.readers.accelerate_launch import SECTION
 from predictor.readers.deepspeed import FILLED, STAGE_3, at
-from predictor.readers.fields import LAUNCHER, Edit, UserInput
+from predictor.readers.fields import LAUNCHER, Edit
+from predictor.readers.reading import Reading
+from predictor.readers.user_input import UserInput
 from predictor.workload import deepspeed_settings
 from predictor.workload.deepspeed_settings import SAME_AS
 
@@ -199,4 +201,4 @@ def _said(user_input: UserInput, config: Config, dotted: Mapping[str, Any], docu
     names = {IN_ACCELERATE[key]: item for key, item in dotted.items()}
     by_option = not launch.document or any(name in launch.options for name in names)
     return [Edit(name, item, LAUNCHER) if by_option else
-            Edit(f"{accelerate.SECTION}.{name}", item, launch.options["config_file"]) for name, item in names.items()]
+            Edit(f"{SECTION}.{name}", item, launch.options["config_file"]) for name, item in names.items()]

@@ -18,8 +18,9 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, parse_yaml, read_text
 from predictor.readers import accelerate, command
-from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit, UserInput, beside
+from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit
 from predictor.readers.own_words import Edited, OwnWords, by_command, flag_value, raw_name, user_input_name, yaml_text
+from predictor.readers.user_input import UserInput, beside
 from predictor.workload.value_sources import Source
 
 COMMAND = "the command"

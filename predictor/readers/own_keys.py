@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.value_types import thaw
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Own
+from predictor.readers.reading import Own, Reading
 from predictor.workload.keys import image_sizes
 
 Keys = Mapping[str, Any]

@@ -16,9 +16,11 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid, thaw
 from predictor.readers import accelerate, own_deepspeed
-from predictor.readers.configuration import ALLOCATOR, Reading, with_rules
+from predictor.readers.configuration import ALLOCATOR, with_rules
 from predictor.readers.deepspeed import read_without_arguments
-from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit, Format, UserInput
+from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit
+from predictor.readers.reading import Format, Reading
+from predictor.readers.user_input import UserInput
 from predictor.workload import deepspeed_settings
 from predictor.workload.given_keys import GivenKeys
 from predictor.workload.keys import DEFAULTS, KEYS, image_sizes

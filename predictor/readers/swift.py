@@ -12,9 +12,9 @@ from predictor.common.value_types import Choice, Number, Whole
 from predictor.model import hub
 from predictor.readers import fsdp, own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers import training_arguments as hf
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import Format, Own, copied_to, for_rules, noted, refused
+from predictor.readers.fields import copied_to, for_rules, noted, refused
 from predictor.readers.loading import RESUMED, on_one_gpu
+from predictor.readers.reading import Format, Own, Reading
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 
 _LATER = "it is not predicted: leave it out"

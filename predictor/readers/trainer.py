@@ -14,11 +14,10 @@ from predictor.common.value_types import freeze
 from predictor.model import hub
 from predictor.model.model_config import Modality
 from predictor.readers import deepspeed, fsdp, picture_sizes
-from predictor.readers.configuration import Reading
+from predictor.readers.reading import Reading
 from predictor.workload import compared
 from predictor.workload.engines import ENGINES, name_of
-from predictor.workload.keys import KEYS
-from predictor.workload.workload import Workload
+from predictor.workload.keys import KEYS, Keys
 
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "disabled": "eager"}
 
@@ -158,7 +157,7 @@ def together(reading: Reading) -> None:
         reading.note("flash_attention_2 under autocast: predicted as PyTorch's own flash kernel")
 
 
-def without_autocast(workload: Workload) -> str | None:
+def without_autocast(workload: Keys) -> str | None:
     """Applies a note only to engines without DeepSpeed and FSDP, in bf16 without autocast (the ``of`` of a note)."""
     plain = workload.engine in ("torch", "ddp") and (workload.dtype, workload.mixed_precision) == ("bf16", "none")
     return "" if plain else None

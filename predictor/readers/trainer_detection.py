@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
-from predictor.readers.fields import UserInput
+from predictor.readers.user_input import UserInput
 
 
 def _names(text: str) -> frozenset[str]:

@@ -8,8 +8,8 @@ from predictor.common.suggestions import quoted
 from predictor.common.value_types import Number, Whole
 from predictor.model import hub
 from predictor.readers import own_keys, trainer, weight_dtype
-from predictor.readers.configuration import Reading
-from predictor.readers.fields import OFF, Format, Own, copied_to, for_rules, noted, refused
+from predictor.readers.fields import OFF, copied_to, for_rules, noted, refused
+from predictor.readers.reading import Format, Own, Reading
 from predictor.readers.value_types import FLAG, TEXT, Any_, ConfigFile, Mapped, Words
 from predictor.workload.keys import PINNED
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS

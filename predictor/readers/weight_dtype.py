@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from predictor.common.value_types import Choice
 from predictor.model import hub
-from predictor.readers.configuration import Reading
 from predictor.readers.deepspeed import uncast_message
+from predictor.readers.reading import Reading
 from predictor.workload.value_sources import READ, value
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",

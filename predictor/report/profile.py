@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite, nan
 from typing import TYPE_CHECKING
 
-from predictor.profile.profile import Profile
+from predictor.profile.calibration import Profile
 from predictor.report.layout import table, wrapped
 from predictor.report.units import size_text
 

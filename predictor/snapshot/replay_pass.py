@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory
-from predictor.allocator import events as allocator_events
 from predictor.allocator.blocks import ADDRESS_BITS, FREE, Arena
 from predictor.allocator.constants import SMALL_SEGMENT, SMALL_SIZE
 from predictor.allocator.search import choose
@@ -119,7 +118,7 @@ class Run:
                                            reserved_range=lambda: self._mapped_later(index)))
         block = self._malloc(size, stream, waiting)
         self._apply_once(later)
-        allocator_events.synchronize_and_free(self.allocator)
+        self.allocator.synchronize_and_free_events()
         self._compare(index, waiting)
         recorded = "none: out of memory" if fails else hex(self._addresses[index])
         simulated = "none: out of memory" if block is None else hex(block.address)
@@ -150,7 +149,7 @@ class Run:
         except RuntimeError:  # PyTorch would fail here, too: the settings are not those of the recording
             return None
         except TooEarly:
-            allocator_events.synchronize_and_free(self.allocator)
+            self.allocator.synchronize_and_free_events()
             self._apply(i for i in waiting if self._actions[i] in GIVEN_BACK)
             return self._malloc(size, stream, ()) if waiting else None
 
@@ -203,7 +202,7 @@ class Run:
             self._apply(completed)
             return self._apply(given_back) if self._finds(size, stream) else None
         for i in completed:
-            allocator_events.insert(self.allocator, self._blocks.pop(self._addresses[i]), {stream})
+            self.allocator.outstanding.insert(self._blocks.pop(self._addresses[i]), {stream})
 
     def _apply_once(self, entries: list[int]) -> None:
         """Applies entries and empties the list, so that a second call does nothing."""

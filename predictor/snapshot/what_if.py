@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, SimulatedDriver
-from predictor.allocator import events as allocator_events
 from predictor.allocator.blocks import PENDING
 from predictor.allocator.constants import UNLIMITED_TOTAL
 from predictor.allocator.sizes import round_to_division
@@ -227,7 +226,7 @@ class _Play:
                 self._free(index, address)
             elif action == Action.FREE_COMPLETED:
                 if (block := self._blocks.pop(address, None)) is not None:
-                    allocator_events.complete(self.allocator, block)
+                    self.allocator.complete_events(block)
             elif releases.is_emptied(index):
                 self.allocator.empty_cache()
         end = self.allocator
@@ -269,7 +268,7 @@ class _Play:
 
     def _wait(self, block: Block) -> None:
         """The block is free as soon as the allocator waits for the device, or the history completes its free."""
-        allocator_events.insert(self.allocator, block, {block.arena.stream})
+        self.allocator.outstanding.insert(block, {block.arena.stream})
 
     def _note(self, action: str, _address: int, size: int, _stream: int) -> None:
         if action in NEW.values():

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:
-    from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 
 Packed = tuple[torch.Size, torch.dtype, "torch.Tensor | None"]
 

@@ -2,8 +2,9 @@
 
 The package itself need not be installed. Its two functions, as transformers calls them, have the results and the
 autograd graph of flash-attn 2.8 (flash_attn/flash_attn_interface.py), and the workspaces of
-csrc/flash_attn/flash_api.cpp. They have not been compared with measurements: predictions are marked ``assumed``.
-The flash attention of PyTorch's SDPA is in ``predictor.trace.operators.attention``.
+csrc/flash_attn/flash_api.cpp (``predictor.trace.operators.flash_attention``). They have not been compared with
+measurements: predictions are marked ``assumed``. The flash attention of PyTorch's SDPA is in
+``predictor.trace.operators.attention``.
 """
 
 from __future__ import annotations
@@ -12,16 +13,13 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.nn import functional
 
 from predictor.common.errors import InputError
-
-if TYPE_CHECKING:
-    from predictor.trace.operators import Call
 
 _LIBRARY = torch.library.Library("flash_attn_2", "DEF")
 _LIBRARY.define("forward(Tensor query, Tensor key, Tensor value, float dropout) -> (Tensor, Tensor, Tensor)")
@@ -131,44 +129,3 @@ def on_meta() -> Iterator[None]:
           patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: imports),
           patch.dict(library.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True)):
         yield
-
-
-def _rounded(width: int) -> int:
-    step = 32 if width <= 128 else 64
-    return -(-width // step) * step
-
-
-def _dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
-    """``(batch, heads, sequence, width)``, with the width rounded up as in the kernels."""
-    batch, sequence, heads, width = query.shape
-    return batch, heads, sequence, _rounded(width)
-
-
-def _play_forward(call: Call) -> None:
-    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout."""
-    query, *_, dropout = call.args
-    call.results(*call.out[:2])
-    partial = []
-    if query.dim() == 4 and not dropout:
-        partial = [call.allocate((name, _dimensions(query))) for name in ("flash_split_sums", "flash_split_outputs")]
-    call.results()
-    for buffer in reversed(partial):
-        call.free(buffer)
-
-
-def _play_backward(call: Call) -> None:
-    """flash_api.cpp, mha_bwd and mha_varlen_bwd: accumulators, and dK and dV of all query heads if they share key
-    heads."""
-    query, key, sequences = call.args
-    expanded = () if query.shape[-2] == key.shape[-2] else (query.numel() * query.element_size(),) * 2
-    if query.dim() == 4:
-        accumulators = tuple((name, _dimensions(query)) for name in ("flash_softmax_sum", "flash_dq_accumulator"))
-    else:
-        tokens, heads, width = query.shape
-        rows = 4 * heads * (tokens + 128 * sequences)
-        accumulators = rows, rows * _rounded(width)
-    call.temporaries(*accumulators, *expanded)
-
-
-OPERATORS = {"flash_attn_2::forward": _play_forward, "flash_attn_2::backward": _play_backward}
-"""Entries of ``operators.TABLE``."""

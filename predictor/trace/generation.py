@@ -17,7 +17,7 @@ from predictor.events.events import Moment
 from predictor.trace.garbage_collection import collection_paused
 from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder, Recording
-from predictor.workload.conversation import Generation
+from predictor.workload.generation import Generation
 
 IGNORED = ("labels",)
 """Entries of a training batch that ``generate`` does not take."""

@@ -10,15 +10,11 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
 
 from predictor.common.errors import InputError
-
-if TYPE_CHECKING:
-    from predictor.trace.operators import Call
 
 _LIBRARY = torch.library.Library("liger", "DEF")
 _LIBRARY.define("partials(Tensor weight) -> Tensor")
@@ -83,18 +79,3 @@ def _loss_and_gradients(*, _input, weight, target, ignore_index, **_others):
     logits = torch.ops.liger.logits(_input, weight)
     del logits
     return torch.sum(loss), None, None, None, input_gradient, weight_gradient, None
-
-
-def _partials(call: Call) -> None:
-    """The fp32 rows of :func:`_norm_backward`."""
-    call.results(call.out[0], size=("liger_partials", (call.args[0].numel(),)))
-
-
-def _logits(call: Call) -> None:
-    """The buffer of logits of :func:`_loss_and_gradients`."""
-    states, weight = call.args
-    call.results(call.out[0], size=("liger_logits", (*states.shape, len(weight), states.element_size())))
-
-
-OPERATORS = {"liger::partials": _partials, "liger::logits": _logits}
-"""Entries of ``operators.TABLE``."""

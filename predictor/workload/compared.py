@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import FrozenMap, thaw
 from predictor.workload import code_names
 from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.keys import Keys
 
-if TYPE_CHECKING:
-    from predictor.workload.workload import Workload
-
-Keys = Mapping[str, Any]
+Values = Mapping[str, Any]
+"""Keys of a workload, with their values."""
 Seen = dict[str, tuple[Any, ...]]
 BF16: Seen = {"dtype": ("bf16",), "mixed_precision": ("none",)}
 PLAIN: Seen = BF16 | {
@@ -45,12 +44,12 @@ class Line:
             ``contradictions.NOT_COMPARED`` it is the part after the key's name.
     """
 
-    has: Callable[[Keys], Any]
+    has: Callable[[Values], Any]
     seen: Seen
     evidence: tuple[str, ...]
     says: Mapping[str, str] = field(default_factory=dict)
 
-    def unseen(self, keys: Keys) -> Iterator[str]:
+    def unseen(self, keys: Values) -> Iterator[str]:
         """Yields the keys with a value that was not compared with the feature; absent keys are skipped."""
         recomputes = keys.get("gradient_checkpointing", True)
         for name, seen in self.seen.items() if self.has(keys) else ():
@@ -59,17 +58,17 @@ class Line:
                 yield name
 
 
-def value(keys: Keys, name: str) -> Any:
+def value(keys: Values, name: str) -> Any:
     """The value of a key. ``key.inner`` is an entry of a key that holds a mapping; None if there is no mapping."""
     key, _, inner = name.partition(".")
     return (keys[key] or {}).get(inner) if inner else keys[key]
 
 
-def _engine(name: str) -> Callable[[Keys], bool]:
+def _engine(name: str) -> Callable[[Values], bool]:
     return lambda k: name_of(k["engine"], k["zero_stage"]) == name
 
 
-def _autotp(k: Keys) -> bool:
+def _autotp(k: Values) -> bool:
     return k["tensor_parallel_size"] > 1 and k["engine"] == "deepspeed"
 
 
@@ -199,13 +198,13 @@ MODEL_TYPES: dict[str, Line] = {
 """Feature whose code path depends on the architecture -> the ``model_type`` values that it was compared with."""
 
 
-def goes_with(feature: str, keys: Keys) -> bool:
+def goes_with(feature: str, keys: Values) -> bool:
     """True if a feature was compared with these values of a workload's keys; absent keys are ignored."""
     return all(value(keys, name) in seen for name, seen in FEATURES[feature].seen.items()
                if name.partition(".")[0] in keys)
 
 
-def check(workload: Workload) -> None:
+def check(workload: Keys) -> None:
     """Rejects a workload with a combination that was not compared.
 
     Raises:
@@ -220,7 +219,7 @@ def check(workload: Workload) -> None:
                              "out, or use peakcast learn")
 
 
-def check_model_type(workload: Workload, model_type: str) -> None:
+def check_model_type(workload: Keys, model_type: str) -> None:
     """Rejects a feature that was not compared in an architecture.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
@@ -25,9 +25,6 @@ from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
 from predictor.workload.workload_draft import Draft
-
-if TYPE_CHECKING:
-    from predictor.workload.workload import Workload
 
 CHECKPOINTING_KEYS = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
 """Keys that mean nothing while gradient checkpointing is off."""
@@ -484,14 +481,4 @@ NOT_PREDICTED = (
                                "leave it out", "deepspeed"),
 )
 """Settings of a workload that can be measured and not predicted yet. They are checked before a prediction
-(:func:`check_predicted`), so that a workload may have them."""
-
-
-def check_predicted(workload: Workload) -> None:
-    """Rejects a workload that is not predicted, though its keys do not contradict each other.
-
-    Raises:
-        InputError: a combination that was not compared, or a setting of :data:`NOT_PREDICTED`.
-    """
-    compared.check(workload)
-    check(workload.given.completed(), NOT_PREDICTED)
+(:meth:`predictor.workload.workload.Workload.check_predicted`), so that a workload may have them."""

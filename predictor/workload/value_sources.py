@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from predictor.common.value_types import FrozenMap, freeze, thaw
-
-if TYPE_CHECKING:
-    from predictor.workload.workload import Workload
+from predictor.workload.keys import Keys
 
 READ, DEFAULT, OVERRIDDEN = "read", "default", "overridden"
 """Origins of a value: the user's configuration, the framework's default, or an option of peakcast that overrides it."""
@@ -67,9 +65,9 @@ class Note:
     """
 
     text: str
-    of: Callable[[Workload], str | None] | None = None
+    of: Callable[[Keys], str | None] | None = None
 
-    def about(self, workload: Workload) -> str:
+    def about(self, workload: Keys) -> str:
         """The note's text for a workload; empty if the note does not apply."""
         more = self.of(workload) if self.of else ""
         return "" if more is None else self.text + more
@@ -147,7 +145,7 @@ class Source:
         """The texts of all notes, without looking at the workload."""
         return tuple(note.text for note in self.notes)
 
-    def left_out(self, workload: Workload) -> tuple[str, ...]:
+    def left_out(self, workload: Keys) -> tuple[str, ...]:
         """Notes that apply to this workload, which may differ from the one that was read."""
         return tuple(filter(None, (note.about(workload) for note in self.notes)))
 

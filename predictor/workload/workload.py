@@ -12,7 +12,7 @@ from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import thaw
-from predictor.workload import contradictions, modes
+from predictor.workload import compared, contradictions, modes
 from predictor.workload.given_keys import GivenKeys
 from predictor.workload.key_problem import KeyProblem
 from predictor.workload.keys import KEYS, Keys, check_names
@@ -103,6 +103,15 @@ class Workload(_Complete):
     def fill(self, **values: Any) -> Workload:
         """This workload with keys whose default depends on the model; they stay listed in ``filled_in``."""
         return type(self)(self.given.settled({key: value for key, value in values.items() if key in self.filled_in}))
+
+    def check_predicted(self) -> None:
+        """Rejects a workload that is not predicted, though its keys do not contradict each other.
+
+        Raises:
+            InputError: a combination that was not compared, or a setting of ``contradictions.NOT_PREDICTED``.
+        """
+        compared.check(self)
+        contradictions.check(self.given.completed(), contradictions.NOT_PREDICTED)
 
     def resolved(self) -> dict[str, Any]:
         """All keys of its mode with their values and defaults, as plain data: the content of a workload file."""

@@ -58,7 +58,8 @@ def table(report: Report) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows(report))
+    writer.writerows({column: _cell(value) for column, value in row.items()}
+                     for row in rows(report.comparisons, report.estimates))
     return stream.getvalue()
 
 

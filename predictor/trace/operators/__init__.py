@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from predictor.trace import flash_attention, liger
 from predictor.trace.operators import (
     attention,
     batch_norms,
     convolution,
+    flash_attention,
     images,
     indexing,
+    liger,
     losses,
     norms,
     products,
@@ -99,7 +100,9 @@ TABLE: dict[str, Callable[[Call], None]] = {
     **dict.fromkeys(("aten::avg_pool2d_backward", "aten::max_pool2d_with_indices_backward"), images.pool_backward),
     "aten::_adaptive_avg_pool2d_backward": images.adaptive_pool_backward,
     **dict.fromkeys(("aten::im2col", "aten::col2im"), images.unfold),
-    **liger.OPERATORS,
-    **flash_attention.OPERATORS,
+    "liger::partials": liger.partials,
+    "liger::logits": liger.logits,
+    "flash_attn_2::forward": flash_attention.forward,
+    "flash_attn_2::backward": flash_attention.backward,
 }
 """Operator -> the function that records one of its calls as on CUDA."""

@@ -20,6 +20,7 @@ from predictor.common.errors import InputError
 from predictor.common.gpus import GPUS
 from predictor.events.events import Moment
 from predictor.profile import profile
+from predictor.profile.calibration import OperatorWorkspace
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
 from tests.calibrate import small_jobs
@@ -278,7 +279,7 @@ def test_what_is_unexplained_is_relative_to_the_measured_peak():
 
 @pytest.mark.parametrize("grows, where", [(False, "a buffer of its own"), (True, "in a predicted buffer")])
 def test_the_report_says_where_a_workspace_is(fake, monkeypatch, tmp_path, capsys, grows, where):
-    workspace = profile.OperatorWorkspace("aten::mm", 4096, 0, 0.5, 0, 9, "test", grows)
+    workspace = OperatorWorkspace("aten::mm", 4096, 0, 0.5, 0, 9, "test", grows)
     monkeypatch.setattr("calibrate.fit.fit_profile", lambda rows, **given: calibration(workspaces=(workspace,), **given))
     assert main([*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json")]) == 0
     row, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("aten::mm"))

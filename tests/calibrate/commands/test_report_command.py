@@ -13,7 +13,7 @@ from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.events import sizes, workspaces
 from predictor.profile import profile
-from predictor.profile.profile import Coefficient
+from predictor.profile.calibration import Coefficient
 from tests.predictor.profile.test_profile import calibration
 
 PROFILES = Path(__file__).parents[3] / "profiles"

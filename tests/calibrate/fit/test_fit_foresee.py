@@ -14,7 +14,8 @@ from calibrate.measure.job_prediction import choose_rank
 from calibrate.measure.job_prediction import predict_requested as predicted_moments
 from predictor.events.calls import largest_results
 from predictor.jobs import dispatch
-from predictor.profile.profile import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime, write
+from predictor.profile.calibration import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime
+from predictor.profile.profile import write
 from predictor.workload.workload import Workload
 
 PROFILE = Profile(

@@ -11,16 +11,8 @@ from calibrate.fit.job_prediction import by_moment, calls, predict_peaks, run_of
 from calibrate.fit.jobs import read
 from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
-from predictor.profile.profile import (
-    SCHEMA_VERSION,
-    AllocatorFit,
-    Coefficient,
-    Device,
-    OperatorWorkspace,
-    Profile,
-    Runtime,
-    write,
-)
+from predictor.profile.calibration import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime
+from predictor.profile.profile import SCHEMA_VERSION, write
 from predictor.profile.profile import read as read_profile
 from tests.calibrate import small_jobs
 

@@ -9,7 +9,7 @@ from calibrate.regression.compare import compare
 from predictor.answer.predict import predict
 from predictor.common.errors import InputError
 from predictor.profile import profile
-from predictor.profile.profile import Coefficient, Interval, Runtime
+from predictor.profile.calibration import Coefficient, Interval, Runtime
 from tests.calibrate.regression_cases import GIB, case
 from tests.predictor.profile.test_profile import calibration, covered
 

@@ -12,7 +12,7 @@ from calibrate.probes.operators import in_order
 from predictor.common import gpus
 from predictor.events.events import Moment
 from predictor.trace.cuda_paths import as_on_cuda
-from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 from tests.calibrate.emulator.test_emulator import run_job
 from tests.calibrate.small_jobs import needs_emulator
 from tests.calibrate.truth.operator_calls import Side, calls

@@ -11,8 +11,8 @@ import pytest
 from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.common import gpus
-from predictor.engine.compose import Tape
 from predictor.engine.optimizer import Steps, partition
+from predictor.engine.tape import Tape
 from predictor.events.model_facts import Parameter
 from predictor.workload.optimizers import OPTIMIZERS
 from tests.calibrate.emulator.test_emulator import run_job

@@ -11,9 +11,9 @@ import pytest
 
 from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.engine.compose import Tape
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
 from predictor.engine.fsdp2_units import Shard, Unit, Units
+from predictor.engine.tape import Tape
 from predictor.events.events import EventType
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch

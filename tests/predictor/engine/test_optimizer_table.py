@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from predictor.common import gpus
-from predictor.engine.compose import Tape
 from predictor.engine.optimizer import Steps
+from predictor.engine.tape import Tape
 from predictor.events.model_facts import Parameter
 from predictor.workload.optimizers import DECAY_ALLOCATES, OPTIMIZERS, WITH_ARGUMENTS
 

@@ -10,7 +10,7 @@ import pytest
 
 from predictor import predict
 from predictor.common.errors import InputError
-from predictor.engine.compose import Tape
+from predictor.engine.tape import Tape
 from predictor.engine.zero3_gathers import Gathers
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits

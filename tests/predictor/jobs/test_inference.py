@@ -21,7 +21,7 @@ from predictor.model import models
 from predictor.model.request import Request
 from predictor.report.inference import sentences
 from predictor.report.verdict import verdict
-from predictor.workload.conversation import TRACED_TOKENS, Turn, turns
+from predictor.workload.generation import TRACED_TOKENS, Turn, turns
 from predictor.workload.workload import Workload
 from tests.predictor.generating import LLAVA, TALK, asked
 from tests.predictor.small_models import LLAMA

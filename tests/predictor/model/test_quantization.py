@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.engine.common import to_device
-from predictor.engine.compose import Tape
+from predictor.engine.tape import Tape
 from predictor.events import gemm_4bit, workspaces
 from predictor.events.events import EventType
 from predictor.formula.formula import Formula

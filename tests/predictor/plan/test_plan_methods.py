@@ -21,7 +21,8 @@ from predictor.plan.document import files, to_json
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.plan import workload_of
 from predictor.plan.reductions import Reductions
-from predictor.plan.space import SHARINGS, space
+from predictor.plan.setting import SHARINGS
+from predictor.plan.space import space
 from predictor.workload.workload import Workload
 from tests.predictor.small import TEXT, facts_of, small_config, small_llama, traced_at
 

@@ -17,11 +17,8 @@ from predictor.events.events import FACTORS, Factor
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.profile import corrections, profile
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
-from predictor.profile.job_traits import COUNTERS, traits_of
-from predictor.profile.profile import (
+from predictor.profile.calibration import (
     AllocatorFit,
-    Choice,
     Coefficient,
     Device,
     Interval,
@@ -29,6 +26,9 @@ from predictor.profile.profile import (
     Profile,
     Runtime,
 )
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
+from predictor.profile.job_traits import COUNTERS, traits_of
+from predictor.profile.profile import Choice
 from predictor.workload.keys import PINNED
 from predictor.workload.workload import Workload
 from tests.predictor.formula.test_formula import key, made

@@ -19,8 +19,9 @@ from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
 from predictor.model.request import Request
 from predictor.profile import profile
+from predictor.profile.calibration import Interval
 from predictor.profile.job_traits import KEYS_WITHOUT_TRAIT, LEARNED_TRAITS, TRAITS, traits_of
-from predictor.profile.profile import EXTRAPOLATION, Choice, Interval, widened
+from predictor.profile.profile import EXTRAPOLATION, Choice, widened
 from predictor.profile.reach import OTHER_VERSION
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload

@@ -11,7 +11,7 @@ from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.common.json_dataclasses import to_plain
 from predictor.profile import profile
-from predictor.profile.profile import Coefficient, Interval, OperatorWorkspace
+from predictor.profile.calibration import Coefficient, Interval, OperatorWorkspace
 from tests.predictor.profile.test_profile import calibration, written
 
 

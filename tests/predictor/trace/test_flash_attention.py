@@ -13,7 +13,7 @@ from predictor.events.sizes import Shape
 from predictor.model import parser
 from predictor.model.model_config import ModelConfig
 from predictor.trace import flash_attention
-from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_config, traced_at
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from predictor.events.events import Moment
-from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 
 LAYERS, ACTIVATION_MIB, NOISE_MIB = 10, 512, 6
 MEASURED = {  # layer, mode: MiB where nothing trains, all layers, the fourth alone, the fourth and later

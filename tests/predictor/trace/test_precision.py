@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from predictor.engine.compose import Tape
 from predictor.engine.grad_scaler import GradScaler
+from predictor.engine.tape import Tape
 from predictor.trace import autocast
 from predictor.trace.recorder import Recorder
 

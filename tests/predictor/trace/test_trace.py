@@ -12,7 +12,7 @@ from predictor.events.sizes import Shape
 from predictor.trace.cuda_paths import as_on_cuda
 from predictor.trace.module_tracker import ModuleTracker
 from predictor.trace.recorder import Recorder
-from predictor.trace.trace import Tracer
+from predictor.trace.tracer import Tracer
 from tests.predictor.small import small_llava, traced_at
 
 WRAPPED_NUMBER_BYTES = 16

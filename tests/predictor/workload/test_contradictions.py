@@ -12,7 +12,6 @@ from predictor.workload.contradictions import (
     KEY_FROM_DETAIL,
     NOT_PREDICTED,
     check,
-    check_predicted,
 )
 from predictor.workload.deepspeed_keys import READ, SECTIONS, known
 from predictor.workload.key_problem import KeyProblem
@@ -80,9 +79,9 @@ def test_a_setting_that_is_not_predicted_yet_is_named_before_a_prediction(line, 
     measured = Workload(model="m", sequence_length=8, data_parallel_size=2, **keys)
     assert [other for other in NOT_PREDICTED if other.detail(measured.given.completed())] == [line]
     with pytest.raises(InputError) as caught:
-        check_predicted(measured)
+        measured.check_predicted()
     assert str(caught.value) == message
 
 
 def test_a_setting_without_effect_in_its_release_is_predicted():
-    check_predicted(Workload(model="m", sequence_length=8, data_parallel_size=2, **OLD, **_config(2, **FP32_SUMS)))
+    Workload(model="m", sequence_length=8, data_parallel_size=2, **OLD, **_config(2, **FP32_SUMS)).check_predicted()

@@ -1,0 +1,130 @@
+"""A calibration of one device: the content of a profile's file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """The multiplier of a factor's predicted bytes.
+
+    Attributes:
+        fitted: False where the value is the theoretical 1, because the data cannot separate this factor from another.
+        applied: whether predictions use it. A value within half a percent of 1 is not applied.
+        note: why it was or was not fitted and applied.
+    """
+
+    value: float
+    standard_error: float | None
+    samples: int
+    fitted: bool
+    applied: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class OperatorWorkspace:
+    """Bytes that each call of an operator holds while it runs, in addition to the predicted ones.
+
+    They are ``fixed_bytes + bytes_per_result_byte * result``, where ``result`` is the predicted size in bytes of the
+    call's largest result (:class:`predictor.events.calls.OperatorCall`). An operator may have two workspaces, one with
+    ``grows`` and one without.
+
+    Attributes:
+        grows: whether the bytes enlarge (below 0: shrink) a predicted buffer of the call, rather than forming a buffer
+            of their own. The allocator rounds and splits, so one buffer differs from two of half the size.
+    """
+
+    operator: str
+    fixed_bytes: float
+    fixed_standard_error: float
+    bytes_per_result_byte: float
+    ratio_standard_error: float
+    samples: int
+    source: str
+    grows: bool = False
+
+    def bytes(self, result_bytes: int) -> int:
+        """Workspace of a call whose largest result has ``result_bytes``, in whole bytes."""
+        return math.ceil(self.fixed_bytes + self.bytes_per_result_byte * result_bytes)
+
+
+@dataclass(frozen=True)
+class AllocatorFit:
+    """Rounding that the device's allocator does in addition to the workload's own settings; 0 for none."""
+
+    roundup_power2_divisions: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Device memory outside PyTorch's allocator: CUDA context, cuBLAS, cuDNN, and NCCL by number of ranks.
+
+    Attributes:
+        standard_error: standard error of one prediction, in bytes; None where the values are assumed.
+        measured_on: ``device``, ``emulated`` or ``assumed``.
+        source: where an assumed value comes from.
+    """
+
+    fixed_bytes: int
+    nccl_bytes: int
+    nccl_bytes_per_rank: int
+    standard_error: float | None
+    measured_on: str
+    source: str
+
+    def bytes(self, ranks: int) -> int:
+        """Bytes with this number of ranks. A single rank creates no communicator."""
+        return self.fixed_bytes + (self.nccl_bytes + self.nccl_bytes_per_rank * ranks if ranks > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Bounds of (measured - predicted) / predicted that hold for the fraction ``level`` of held-out jobs."""
+
+    low: float
+    high: float
+    level: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that was measured."""
+
+    gpu: str
+    product: str
+    capacity_bytes: int
+    driver: str | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One calibration. Factors without a coefficient have the coefficient 1.
+
+    Attributes:
+        residuals: interval of each counter: requested, allocated, reserved, device.
+        calibrated: range of each quantity of ``predictor.profile.profile_rules.QUANTITIES`` in the fitted jobs.
+        provenance: date, command, commit, and the measurements that it was fitted on.
+        covered: the values of each trait (``predictor.profile.job_traits.TRAITS``) that its campaign measured. Older
+            files do not have it: then it is empty.
+    """
+
+    schema_version: int
+    peakcast_version: str
+    device: Device
+    software: Mapping[str, str]
+    measured_on: str
+    coefficients: Mapping[str, Coefficient]
+    workspaces: tuple[OperatorWorkspace, ...]
+    allocator: AllocatorFit
+    runtime: Runtime
+    residuals: Mapping[str, Interval]
+    calibrated: Mapping[str, tuple[float, ...]]
+    provenance: Mapping[str, Any]
+    covered: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
