@@ -160,7 +160,7 @@ def _engine(w: Workload) -> Families:
 OFFLOADED = (
     (2, "optimizer", "optimizer", "gradients and weights"),
     (3, "optimizer", "optimizer", "gradients and weights"),
-    (3, "all", "optimizer and weights", "gradients, and weights in each micro-step,"),
+    (3, "all", "optimizer and parameters", "gradients, and weights in each micro-step,"),
 )
 """Ways in which DeepSpeed uses the host's memory: stage, the value of ``offload``, its words, what PCIe carries."""
 

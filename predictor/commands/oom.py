@@ -68,7 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--device names a device of a snapshot: add --snapshot FILE")
     _check_order(arguments.log, arguments.model)
     name, found = _explained(arguments.log)
-    job = _predicted(arguments, found[0]) if _has_job(arguments) else None
+    if _has_job(arguments):
+        job = _predicted(arguments, found[0])
+    else:
+        job = None
+        _check_no_keys(arguments)
     snapshot = None if arguments.snapshot is None else _recorded(arguments)
     from predictor.report import oom
 
@@ -175,6 +179,16 @@ def _has_job(arguments: argparse.Namespace) -> bool:
     """Whether a job is given: a model, a workload, or a framework's configuration."""
     return any(item is not None for item in (arguments.model, arguments.workload, arguments.from_file,
                                              arguments.command))
+
+
+def _check_no_keys(arguments: argparse.Namespace) -> None:
+    """Raises an InputError where options describe a job, but none is given."""
+    from predictor.workload.keys import KEYS
+
+    for name in KEYS:
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} describes the job of the message, and no job is given: add "
+                             "its MODEL after the log, or --from FILE")
 
 
 def _predicted(arguments: argparse.Namespace, first: Explanation) -> PredictedJob:

@@ -140,7 +140,10 @@ def _outcome(found: Reproduction) -> Iterator[str]:
         yield (f"Predicted {had}: it survives, with at most {size_text(outcome.peak_reserved_bytes)} reserved. The "
                "prediction does not explain this error (--details: what may).")
         return
-    yield f"Predicted {had}: it runs out of memory{failed_at(outcome.failure)}."
+    rounded = outcome.segment_bytes or 0
+    segment = f", for which PyTorch asks for a segment of {size_text(rounded)}" \
+        if rounded > outcome.failure.requested_bytes else ""
+    yield f"Predicted {had}: it runs out of memory{failed_at(outcome.failure)}{segment}."
     yield ("This is the reported failure: the numbers agree." if found.agrees else
            "The numbers do not agree: the reported failure may be another one (--details: why).")
     sizes = sorted(outcome.factors.items(), key=lambda item: -item[1])

@@ -50,6 +50,8 @@ ALSO_CALLED = {
     "liger": "use_liger_kernel", "loss": "use_liger_kernel",
     "bs": "per_device_train_batch_size", "batch": "per_device_train_batch_size", "mbs": "per_device_train_batch_size",
     "train_batch_size": "per_device_train_batch_size", "bsz": "per_device_train_batch_size",
+    "b": "per_device_train_batch_size", "micro_batch": "per_device_train_batch_size", "4bit": "quantization",
+    "8bit": "quantization", "ngpu": "data_parallel_size", "offload_optimizer": "offload", "offload_param": "offload",
     "ga": "gradient_accumulation_steps", "grad_accum": "gradient_accumulation_steps",
     "accumulation": "gradient_accumulation_steps", "accumulation_steps": "gradient_accumulation_steps",
     "gradient_accumulation": "gradient_accumulation_steps", "grad_accumulation_steps": "gradient_accumulation_steps",

@@ -110,7 +110,8 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict", "m", "--gpus", "2"], 'unknown argument "--gpus" (did you mean "--data-parallel-size"?)'),
     *(([command, "m", f"--{said}", "2"], f'unknown argument "--{said}" (did you mean "--{ours}"?)')
       for command in ("predict", "plan", "explain", "measure") for said, ours in (
-          ("bs", "per-device-train-batch-size"), ("seq-len", "sequence-length"), ("grad-accum", "gradient-accumulation-steps"),
+          ("bs", "per-device-train-batch-size"), ("micro-batch", "per-device-train-batch-size"), ("4bit", "quantization"),
+          ("seq-len", "sequence-length"), ("grad-accum", "gradient-accumulation-steps"),
           ("qlora", "quantization"), ("lora-rank", "lora"))),
     (["predict", "m", "--sequence-lenght=3"], 'unknown argument "--sequence-lenght=3" (did you mean "--sequence-length"?)'),
     (["predict", "m", "n"], 'unknown argument "n" (see peakcast predict --help)'),

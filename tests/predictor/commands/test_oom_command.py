@@ -210,6 +210,12 @@ def test_a_name_that_is_neither_log_nor_model_is_told_of_both(capsys):
         "if it is the MODEL, give the log before it, or - for standard input")
 
 
+@pytest.mark.parametrize("option, value", [("--gpu", "a100-80gb"), ("--zero-stage", "2")])
+def test_an_option_of_a_job_that_is_not_given_asks_for_the_job(capsys, path, option, value):
+    assert error_of(capsys, "oom", path, option, value) == (
+        f"{option} describes the job of the message, and no job is given: add its MODEL after the log, or --from FILE")
+
+
 @pytest.mark.parametrize("first", ["llava-1.5-7b", "no-such-model"])
 def test_a_log_and_a_model_that_changed_places_are_put_in_order(capsys, path, first):
     assert error_of(capsys, "oom", first, path) == f"the log comes first: peakcast oom {path} {first} …"
