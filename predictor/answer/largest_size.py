@@ -7,13 +7,14 @@ size does not; a much smaller size may also fail. Afterwards the sizes above it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.survival import Peaks, Shortage
 from predictor.jobs.training_job import Job
 
 LEAPS = 12
@@ -36,21 +37,80 @@ class Found(NamedTuple):
     untried: range = range(0)
 
 
+@dataclass
+class Simulated:
+    """What a search has simulated so far.
+
+    Attributes:
+        failed: ranks that ran out of memory where the rank with the highest requested peak survived.
+        events: number of events of all simulated runs.
+    """
+
+    failed: set[int] = field(default_factory=set)
+    events: int = 0
+
+
 @dataclass(frozen=True)
 class Tried:
-    """The job of one size.
+    """The job of one size. Properties that simulate do it once.
 
     Attributes:
         room_bytes: bytes that the requested peak leaves of what PyTorch certainly gets; negative if the job cannot fit.
+        before: what the search has simulated; shared by its jobs.
+        events: number of events of a rank's run.
     """
 
     job: Job
     room_bytes: int
+    before: Simulated
+    events: int
+
+    @classmethod
+    def of(cls, job: Job, before: Simulated) -> Tried:
+        """A job, not simulated yet. Its workload has a capacity."""
+        run = job.run(job.sure_bytes)
+        return cls(job, job.sure_bytes - run.peak, before, len(run.events))
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job surely fits."""
+        return self.peaks is not None
 
     @cached_property
-    def fits(self) -> bool:
-        """Whether the job surely fits, simulated at the first call."""
-        return self.job.fits()
+    def peaks(self) -> Peaks | None:
+        """The peaks over all ranks if the job surely fits; None if it does not."""
+        peaks = self._of_suspects
+        if isinstance(peaks, Shortage):
+            return None
+        others = self._simulated([rank for rank in self._ranks if rank not in self._suspects])
+        if isinstance(others, Shortage):
+            self.before.failed.add(others.rank)
+            return None
+        return peaks.or_higher(others)
+
+    @property
+    def shortage_bytes(self) -> int | None:
+        """Idle bytes of a suspect that runs out of memory; None if all survive, so that the job probably fits."""
+        if self.room_bytes < 0:
+            return 0
+        return self._of_suspects.idle_bytes if isinstance(self._of_suspects, Shortage) else None
+
+    @cached_property
+    def _ranks(self) -> list[int]:
+        return self.job.ranks(self.job.sure_bytes)
+
+    @cached_property
+    def _suspects(self) -> list[int]:
+        """The rank with the highest requested peak, and those that failed where it did not."""
+        return [rank for rank in self._ranks if rank == self._ranks[0] or rank in self.before.failed]
+
+    @cached_property
+    def _of_suspects(self) -> Peaks | Shortage:
+        return self._simulated(self._suspects)
+
+    def _simulated(self, ranks: Sequence[int]) -> Peaks | Shortage:
+        self.before.events += len(ranks) * self.events
+        return self.job.fitting(ranks)
 
     @property
     def is_quick(self) -> bool:
@@ -58,6 +118,8 @@ class Tried:
         return isinstance(self.job, LearnedJob) or self.job.formula.regime.is_wide
 
 
+Room = Callable[[int], int | None]
+"""Bytes for each size."""
 Attempt = Callable[[int], Tried | InputError]
 """Tries a size: its job, or the reason why it is not predicted."""
 
@@ -68,11 +130,12 @@ def attempts(job_at: Callable[[int], Job]) -> Attempt:
     Args:
         job_at: prepares the job of a size.
     """
+    simulated = Simulated()
+
     @cache
     def attempt(size: int) -> Tried | InputError:
         try:
-            job = job_at(size)
-            return Tried(job, room(job))
+            return Tried.of(job_at(size), simulated)
         except InputError as error:
             return error
 
@@ -100,16 +163,6 @@ def not_predicted(what: str, problem: InputError | None) -> tuple[str, ...]:
     return () if problem is None else (f"{what} are not predicted: {problem}.",)
 
 
-def room(job: Job) -> int:
-    """Bytes that the requested peak leaves of what PyTorch certainly gets. This needs no simulation of the allocator.
-
-    The job's workload has a capacity.
-    """
-    assert job.workload.capacity is not None
-    certain, _ = job.margin.limits(job.workload.capacity)
-    return certain - job.run(certain).peak
-
-
 def fits(attempt: Attempt, size: int) -> bool:
     """Whether a size is predicted and fits."""
     tried = attempt(size)
@@ -132,7 +185,11 @@ def largest_that_fits(attempt: Attempt, least: int, most: int, *, most_tried: in
         tried = attempt(size)
         return not isinstance(tried, InputError) and tried.is_quick
 
-    found = largest_of_all(room_at, lambda size: fits(attempt, size), least, most,
+    def shortage_at(size: int) -> int | None:
+        tried = attempt(size)
+        return 0 if isinstance(tried, InputError) else tried.shortage_bytes
+
+    found = largest_of_all(room_at, lambda size: fits(attempt, size), least, most, shortage_at,
                            most_tried=lambda size: most_tried if quick(size) else 0)
     return found if found.size >= least else Found(0, found.untried)
 
@@ -163,7 +220,7 @@ def may_fit_too(what: str, found: Found) -> tuple[str, ...]:
     return (f"{what} {found.untried[0]:,} to {found.untried[-1]:,} were not all tried, and some may fit too.",)
 
 
-def largest_of_all(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int, *,
+def largest_of_all(room: Room, fits: Callable[[int], bool], least: int, most: int, shortage: Room, *,
                    most_tried: Callable[[int], int] = lambda size: MOST_TRIED) -> Found:
     """As :func:`largest`, which also tries the sizes with room above the one that was found, the largest first.
 
@@ -171,7 +228,7 @@ def largest_of_all(room: Callable[[int], int | None], fits: Callable[[int], bool
         most_tried: gives the number of sizes to try, from the largest one with room. If all sizes above the one that
             was found are tried, no size above the result fits.
     """
-    found = largest(room, fits, least, most)
+    found = largest(room, fits, least, most, shortage)
     above = range(_end_of_room(room, least, most), found, -1)
     if not above:
         return Found(found)
@@ -180,38 +237,47 @@ def largest_of_all(room: Callable[[int], int | None], fits: Callable[[int], bool
     return Found(found, above[len(tried):][::-1]) if larger is None else Found(larger)
 
 
-def largest(room: Callable[[int], int | None], fits: Callable[[int], bool], least: int, most: int) -> int:
+def largest(room: Room, fits: Callable[[int], bool], least: int, most: int, shortage: Room) -> int:
     """The largest size from ``least`` to ``most`` that fits; ``least - 1`` if none fits.
 
-    The search starts at the largest size with room, and goes up or down from there.
+    The search is led by ``shortage``, and ``fits`` has the last word. It starts at the largest size with room.
 
     Args:
         room: an upper bound on the bytes that a size leaves free: negative if it cannot fit; None if it is not
             predicted. Quick.
         fits: whether a size fits. Slow.
+        shortage: None if a size probably fits, and always if it fits; else about the room that one needs to fit.
     """
-    def holds(size: int) -> bool:
-        left = room(size)
-        return left is not None and left >= 0 and fits(size)
+    while True:
+        size = _largest_without_shortage(room, shortage, least, most)
+        if size < least or fits(size):
+            return size
+        most = size - 1
 
+
+def _largest_without_shortage(room: Room, shortage: Room, least: int, most: int) -> int:
+    """About the largest size without a shortage: the next one has one. ``least - 1`` if none is without."""
     low, high, step = least - 1, most + 1, 1
-    if least <= (size := _end_of_room(room, least, most)) and holds(size):
-        low = size
-        while low + step < high and holds(low + step):
-            low, step = low + step, 2 * step
-        high = min(low + step, high)
-    else:
-        high = max(size, least)
-        while high - step > low and not holds(high - step):
-            high, step = high - step, 2 * step
-        low = max(high - step, low)
+    size = max(least, _end_of_room(room, least, most))
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        left = room(size)
+        missing = 0 if left is None or left < 0 else shortage(size)
+        low, high = (size, high) if missing is None else (low, size)
+        if high > most:
+            size, step = min(size + step, most), 2 * step
+        elif low >= least:
+            size = (low + high) // 2
+        else:
+            led = _zero((least, _less(room(least), missing)), (size, _less(left, missing)))
+            size, step = max(least, min(size - step, size if led is None else led)), 2 * step
     return low
 
 
-def _end_of_room(room: Callable[[int], int | None], least: int, most: int) -> int:
+def _less(room_bytes: int | None, missing_bytes: int | None) -> int | None:
+    return None if room_bytes is None or missing_bytes is None else room_bytes - missing_bytes
+
+
+def _end_of_room(room: Room, least: int, most: int) -> int:
     """About the largest size from ``least`` to ``most`` that leaves room; ``least - 1`` if none does.
 
     Room shrinks almost linearly as sizes grow. So the next size to try is the zero of the line through the last two

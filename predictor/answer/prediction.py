@@ -237,6 +237,7 @@ class Remedy:
         peak_allocated_bytes, peak_reserved_bytes: predicted peaks; None if it does not surely fit.
         why_not: the reason why it was not predicted; empty otherwise.
         needs_trace: whether that reason is that the model must be traced first.
+        needs_time: whether that reason is that judging it takes longer than an answer may.
         room_bytes: bytes that the requested peak leaves of what PyTorch surely gets; negative if tensors alone do not
             fit, None if it was not predicted. A change with room that does not fit fails by idle memory.
     """
@@ -251,6 +252,7 @@ class Remedy:
     peak_reserved_bytes: int | None = None
     why_not: str = ""
     needs_trace: bool = False
+    needs_time: bool = False
     own_words: str = ""
     where: str = ""
     room_bytes: int | None = None

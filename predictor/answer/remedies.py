@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 from predictor.answer import changes, largest_size
 from predictor.answer.changes import Change
+from predictor.answer.largest_size import Simulated, Tried
 from predictor.answer.prediction import Prediction, Remedy
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS, Peaks
-from predictor.jobs.training_job import Job
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
+MOST_EVENTS = 1_000_000
+"""Once something fits and as many events are simulated, which takes about a second on two cores, no further family of
+changes is simulated, unless all are asked for."""
 ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
 MOST_TOGETHER = 4
@@ -32,28 +35,41 @@ class _Trial:
     Attributes:
         keys: the workload's changed keys.
         own: the changes in the words of what was read; None if there are none.
-        job: the job of the changed workload; None if it was not predicted.
-        peak_requested_bytes: of the rank that requests the most; None if it was not predicted.
-        room_bytes: bytes that this leaves of what PyTorch certainly gets; None if it was not predicted.
+        tried: the job of the changed workload; None if it was not predicted.
     """
 
     made: tuple[Change, ...]
     keys: Mapping[str, Any]
     own: OwnChange | None = None
-    job: Job | None = None
-    peak_requested_bytes: int | None = None
-    room_bytes: int | None = None
+    tried: Tried | None = None
     why_not: str = ""
     needs_trace: bool = False
+    needs_time: bool = False
 
     @property
     def fits(self) -> bool:
+        """Whether it surely fits."""
         return self.peaks is not None
 
-    @cached_property
+    @property
     def peaks(self) -> Peaks | None:
-        """The peaks of all ranks, which are simulated at the first call; None if they do not surely fit."""
-        return None if self.job is None or self.room_bytes is None or self.room_bytes < 0 else self.job.fitting()
+        """The peaks over all ranks; None if they do not surely fit."""
+        return None if self.tried is None or self.tried.room_bytes < 0 else self.tried.peaks
+
+    @property
+    def room_bytes(self) -> int | None:
+        """Bytes that tensors leave of what PyTorch certainly gets; None if it was not predicted."""
+        return None if self.tried is None else self.tried.room_bytes
+
+    @property
+    def shortage_bytes(self) -> int | None:
+        """As in :class:`Tried`; 0 if it was not predicted."""
+        return 0 if self.tried is None else self.tried.shortage_bytes
+
+    @property
+    def peak_requested_bytes(self) -> int | None:
+        """Peak of the rank that requests the most; None if it was not predicted."""
+        return None if self.tried is None else self.tried.job.sure_bytes - self.tried.room_bytes
 
     def remedy(self) -> Remedy:
         """The result for the user."""
@@ -61,7 +77,8 @@ class _Trial:
             tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
-            why_not=self.why_not, needs_trace=self.needs_trace, room_bytes=self.room_bytes)
+            why_not=self.why_not, needs_trace=self.needs_trace, needs_time=self.needs_time,
+            room_bytes=self.room_bytes)
         if self.own:
             remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
         if self.peaks:
@@ -95,7 +112,8 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     single change fits, several are made together.
 
     Args:
-        every: judge all changes. Otherwise the search ends after :data:`ENOUGH` changes that fit.
+        every: judge all changes. Otherwise the search ends after :data:`ENOUGH` changes that fit, and what would take
+            longer (:data:`MOST_EVENTS`) is returned without a verdict.
         trace: trace models where that is needed. Otherwise changes that need a trace are returned without a verdict.
         progress: wraps the shapes that are traced.
 
@@ -106,9 +124,8 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
         raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
     trials: list[_Trial] = []
     with store.existing_only(not trace):
-        job = dispatch.prepare(workload, progress)
-        start = _Trial((), {}, None, job, job.run(job.margin.limits(workload.capacity)[0]).peak)
-        for trial in _singles(start, progress):
+        start = _Trial((), {}, None, Tried.of(dispatch.prepare(workload, progress), Simulated()))
+        for trial in _singles(start, progress, quick=not every and not trace):
             trials.append(trial)
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
@@ -118,15 +135,28 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     return tuple(trial.remedy() for trial in trials)
 
 
-def _singles(start: _Trial, progress: Progress | None) -> Iterator[_Trial]:
-    """One more change after those already made, of each family."""
-    assert start.job is not None  # only predicted trials are continued
-    workload = start.job.workload
+def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False) -> Iterator[_Trial]:
+    """One more change after those already made, of each family. ``quick``: leave out what takes longer."""
+    assert start.tried is not None  # only predicted trials are continued
+    workload = start.tried.job.workload
     families = changes.of(workload)
     if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
         families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
+    any_fits = False
     for family in families:
-        yield _first_that_fits(start, family, progress)
+        if quick and any_fits and start.tried.before.events >= MOST_EVENTS:
+            yield _not_simulated(_try(start, family[-1], progress))
+        else:
+            trial = _first_that_fits(start, family, progress)
+            any_fits |= trial.fits
+            yield trial
+
+
+def _not_simulated(trial: _Trial) -> _Trial:
+    """The trial if it needs no simulation, else without a verdict."""
+    if trial.room_bytes is None or trial.room_bytes < 0:
+        return trial
+    return replace(trial, tried=None, why_not="it takes longer than the others", needs_time=True)
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
@@ -138,7 +168,7 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
 
     least = next((size for size in range(1, len(family)) if not trial(size).why_not), len(family))
     fitting = largest_size.largest(lambda size: trial(size).room_bytes, lambda size: trial(size).fits,
-                                   least, len(family))
+                                   least, len(family), lambda size: trial(size).shortage_bytes)
     if fitting >= least:
         return trial(fitting)
     return next((trial(size) for size in range(least - 1, 0, -1) if trial(size).needs_trace), trial(least))
@@ -146,15 +176,13 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, not simulated yet."""
-    assert start.job is not None  # only predicted trials are continued
-    workload = start.job.workload
+    assert start.tried is not None  # only predicted trials are continued
+    workload = start.tried.job.workload
     keys, own = changes.said(workload, {**start.keys, **change.keys})
     untried = _Trial((*start.made, change if own else changes.named(workload, change)), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)
-        surely, _ = job.margin.limits(job.workload.capacity or 0)
-        peak = job.run(surely).peak
-        return replace(untried, job=job, peak_requested_bytes=peak, room_bytes=surely - peak)
+        return replace(untried, tried=Tried.of(job, start.tried.before))
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:

@@ -190,13 +190,29 @@ class Peaks:
         return Peaks(max(self.allocated_bytes, other.allocated_bytes), max(self.reserved_bytes, other.reserved_bytes))
 
 
-def surviving(run: Run, settings: AllocatorSettings, capacity_bytes: int, limit_bytes: int) -> Peaks | None:
-    """The peaks of one rank's run if it survives where PyTorch can reserve so many bytes; None if it does not.
+@dataclass(frozen=True)
+class Shortage:
+    """A rank that ran out of memory.
 
-    They are those of :func:`judge` for a rank of a job that fits.
+    Attributes:
+        idle_bytes: what PyTorch could have reserved and neither tensors held nor the failed request wanted.
+    """
+
+    rank: int
+    idle_bytes: int
+
+
+def surviving(run: Run, settings: AllocatorSettings, capacity_bytes: int, limit_bytes: int) -> Peaks | Shortage:
+    """The peaks of one rank's run if it survives where PyTorch can reserve so many bytes, or how it failed.
+
+    The peaks are those of :func:`judge` for a rank of a job that fits.
     """
     outcome = _outcome(Plays(settings, capacity_bytes), limit_bytes, run)
-    return None if outcome.failure else Peaks(outcome.simulation.peak_allocated_bytes, outcome.reserved.bytes)
+    if outcome.failure is None:
+        return Peaks(outcome.simulation.peak_allocated_bytes, outcome.reserved.bytes)
+    error = outcome.failure.simulation.out_of_memory
+    assert error is not None  # a failed simulation has it
+    return Shortage(run.rank, max(0, limit_bytes - error.allocated_bytes - error.requested_bytes))
 
 
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:

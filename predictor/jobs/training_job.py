@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -26,7 +26,7 @@ from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
 from predictor.jobs import survival
-from predictor.jobs.survival import Peaks
+from predictor.jobs.survival import Peaks, Shortage
 from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Modality
 from predictor.model.request import Request, gpu_of, shape_of
@@ -193,26 +193,29 @@ class Job:
         """Judges whether the job fits its GPU."""
         return survival.judge(self.runs, self.setup.allocator, self.workload.capacity, self.margin)
 
-    def fitting(self) -> Peaks | None:
-        """The peaks over all ranks if the job surely fits its GPU; None if not, or without a GPU."""
-        capacity = self.workload.capacity
-        if capacity is None:
-            return None
-        surely, _ = self.margin.limits(capacity)
+    @property
+    def sure_bytes(self) -> int:
+        """What PyTorch certainly gets of the memory of the workload's GPU."""
+        assert self.workload.capacity is not None  # the workload names a GPU
+        return self.margin.limits(self.workload.capacity)[0]
 
-        def surviving(rank: int) -> Peaks | None:
-            return survival.surviving(self.run(surely, rank), self.setup.allocator, capacity, surely)
+    def fitting(self, ranks: Sequence[int]) -> Peaks | Shortage:
+        """The peaks over some ranks if they surely fit the workload's GPU; else the first of them that does not."""
+        def surviving(rank: int) -> Peaks | Shortage:
+            assert self.workload.capacity is not None  # the workload names a GPU
+            return survival.surviving(self.run(self.sure_bytes, rank), self.setup.allocator, self.workload.capacity,
+                                      self.sure_bytes)
 
         peaks = Peaks(0, 0)
-        for of_rank in forked.results(surviving, self.ranks(surely)):
-            if of_rank is None:
-                return None
+        for of_rank in forked.results(surviving, ranks):
+            if isinstance(of_rank, Shortage):
+                return of_rank
             peaks = peaks.or_higher(of_rank)
         return peaks
 
     def fits(self) -> bool:
-        """Whether the job surely fits its GPU."""
-        return self.fitting() is not None
+        """Whether the job surely fits its GPU; false without a GPU."""
+        return self.workload.capacity is not None and isinstance(self.fitting(self.ranks(self.sure_bytes)), Peaks)
 
     def minimum_capacity(self, tell: Callable[[int], None] = lambda _: None) -> int:
         """The smallest GPU memory that the job fits, in bytes; ``tell`` is called with each limit that is tried."""

@@ -20,6 +20,7 @@ from predictor.events.sizes import Shape
 from predictor.formula import learned, store
 from predictor.formula.formula_key import regimes_at
 from predictor.jobs import dispatch, survival, training_job
+from predictor.jobs.survival import Peaks
 from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.model_config import Modality
@@ -124,7 +125,7 @@ class Memory:
         capacity = _capacity(job)
         limit, _ = job.margin.limits(capacity)
         self.counts.simulated += 1
-        return survival.surviving(job.run(limit, rank), job.setup.allocator, capacity, limit) is not None
+        return isinstance(survival.surviving(job.run(limit, rank), job.setup.allocator, capacity, limit), Peaks)
 
     def with_formula(self, setting: Setting, points: Sequence[Point]) -> set[Point]:
         """The points whose regime has a formula already.

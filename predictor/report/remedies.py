@@ -34,11 +34,15 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
     lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:MOST]] or [_nothing(judged, brief)]
-    unchecked = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy)
-                 for remedy in judged if remedy.needs_trace]
-    if unchecked and len(fitting) < MOST:
-        lines.append(f"Not checked, as each needs a trace ({to_check}): {'; '.join(unchecked)}.")
+    if len(fitting) < MOST:
+        lines += _unchecked("as each needs a trace", [remedy for remedy in judged if remedy.needs_trace], to_check)
+        lines += _unchecked("to answer soon", [remedy for remedy in judged if remedy.needs_time], to_check)
     return lines
+
+
+def _unchecked(why: str, remedies: Sequence[Remedy], to_check: str) -> list[str]:
+    changes = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy) for remedy in remedies]
+    return [f"Not checked, {why} ({to_check}): {'; '.join(changes)}."] if changes else []
 
 
 def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) -> str:

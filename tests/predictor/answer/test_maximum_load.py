@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from predictor.answer import largest_size, maximum_load
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, inference_job
+from predictor.jobs.survival import Peaks, Shortage
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.inference import sentences
 from predictor.workload.conversation import MOST_TURNS
@@ -97,9 +98,11 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     """Replies of 128 tokens to prompts of 130 to 191 reach a window of 256 after more than 64."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(MISTRAL | {"sliding_window": 256, "num_hidden_layers": 1}))
-    monkeypatch.setattr("predictor.jobs.inference_job.InferenceJob.fits", lambda job: job.workload.sequence_length <= most)
-    monkeypatch.setattr("predictor.answer.largest_size.room", lambda job: most - job.workload.sequence_length)
-    job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128))
+    monkeypatch.setattr("predictor.jobs.inference_job.InferenceJob.fitting", lambda job, ranks: (
+        Peaks(0, 0) if job.workload.sequence_length <= most else Shortage(0, 0)))
+    monkeypatch.setattr("predictor.answer.largest_size.Tried.of", lambda job, before: largest_size.Tried(
+        job, most - job.workload.sequence_length, before, 0))
+    job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128, capacity_bytes=80 << 30))
     assert inference_job.unpredicted_prompts([256], 128) == [(130, 191)]
     assert maximum_load.longest_prompt(job).size == longest
     said = maximum_load._limits_of_prompt(job, longest)
@@ -135,14 +138,19 @@ def test_a_conversation_goes_on_until_positions_end(model):
     assert "4,096 positions" in found.search_limits[0]
 
 
-@given(st.integers(1, 50), st.integers(0, 4000), st.floats(0.5, 2.5), st.integers(0, 10**6), st.integers(0, 10**5))
-def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart):
-    """Room shrinks as a power of the size; what fits leaves more than none, and the last sizes are not predicted."""
+@given(st.integers(1, 50), st.integers(0, 4000), st.floats(0.5, 2.5), st.integers(0, 10**6), st.integers(0, 10**5),
+       st.integers(0, 10**6), st.integers(0, 10**5))
+def test_the_largest_size_that_fits_is_found(least, more, power, limit, apart, led, suspected):
+    """Room shrinks as a power of the size; what fits leaves more than none, and the last sizes are not predicted.
+
+    The search is led by anything, and by a shortage that does not see all that fails.
+    """
     def room(size: int) -> int | None:
         return None if size > least + more - 7 else limit - int(size ** power)
 
     expected = max((size for size in range(least, least + more - 6) if room(size) >= apart), default=least - 1)
-    assert largest_size.largest(room, lambda size: room(size) >= apart, least, least + more) == expected
+    assert largest_size.largest(room, lambda size: room(size) >= apart, least, least + more,
+                                lambda size: None if room(size) >= min(apart, suspected) else led) == expected
 
 
 @given(st.integers(1, 20), st.integers(0, 80), st.integers(0, 60), st.sets(st.integers(0, 100)), st.integers(0, 40))
@@ -152,6 +160,7 @@ def test_where_fitting_is_not_monotone_the_largest_is_found_or_the_rest_is_said(
         return size in fitting
 
     found = largest_size.largest_of_all(lambda size: 10 * (end - size), fits, least, least + more,
+                                        lambda size: None if fits(size) or size % 3 == 0 else 7,
                                         most_tried=lambda size: most_tried)
     with_room = range(least, min(end, least + more) + 1)
     larger = {size for size in with_room if size > found.size and fits(size)}

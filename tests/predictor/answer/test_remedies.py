@@ -13,6 +13,7 @@ from predictor.answer.remedies import ENOUGH, remedies, with_remedies
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
+from predictor.report.remedies import short
 from tests.predictor.small import small_llama
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
@@ -95,6 +96,21 @@ def test_a_change_without_a_formula_is_not_traced_but_named(monkeypatch):
 
 def test_the_search_ends_after_enough_that_fit():
     assert sum(bool(remedy.fits) for remedy in remedies(Workload(**JOBS[2]))) == ENOUGH
+
+
+def test_changes_that_would_take_longer_are_named_but_not_simulated(monkeypatch):
+    monkeypatch.setattr("predictor.answer.remedies.MOST_EVENTS", 1)
+    judged = remedies(Workload(**JOBS[2]))
+    (fitting,) = (remedy for remedy in judged if remedy.fits)
+    left = [remedy for remedy in judged if remedy.needs_time]
+    assert left and {remedy.fits for remedy in left} == {None}
+    assert judged.index(fitting) < min(map(judged.index, left))
+    assert "Not checked, to answer soon (add --remedies): " in short(judged)[-1]
+
+
+def test_none_is_left_for_want_of_time_if_all_are_asked_for(monkeypatch):
+    monkeypatch.setattr("predictor.answer.remedies.MOST_EVENTS", 1)
+    assert not any(remedy.needs_time for remedy in remedies(Workload(**JOBS[2]), every=True))
 
 
 def test_only_a_job_that_does_not_surely_fit_gets_remedies():
