@@ -45,7 +45,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     allocated_run, blocks = outcome.allocated or (run, simulation)
     peak_allocated, reserved = blocks.peak_allocated_bytes, outcome.reserved
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
-    owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job) if with_timeline else ({}, {})
+    owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
     bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(

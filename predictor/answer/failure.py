@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from predictor.allocator.sizes import round_to_division, segment_size
-from predictor.answer.answer import failure_of, split_at, sum_of
+from predictor.answer.answer import failure_of, sum_of
+from predictor.answer.attribution import attributed
 from predictor.answer.prediction import OutOfMemory
 from predictor.common.progress import Progress
 from predictor.events.events import Factor
@@ -23,7 +24,8 @@ class LimitOutcome:
         limit_bytes: the bytes that PyTorch could have.
         failure: the allocation that fails; None if none does.
         segment_bytes: the failing request, rounded up to a segment, which PyTorch's message calls "Tried to allocate".
-        factors, modules: allocated bytes right before that allocation, as :class:`Prediction` has them at the peak.
+        factors, modules: allocated bytes right before that allocation, modules as of
+            ``Prediction.modules_attributed``.
         peak_requested_bytes, peak_allocated_bytes, peak_reserved_bytes: peaks of a job that does not fail.
     """
 
@@ -57,7 +59,7 @@ def with_limit(workload: Workload, limit_bytes: int, capacity_bytes: int,
         return LimitOutcome(limit_bytes, None, None, {}, {}, *peaks)
     run, failed_at = outcome.failure.run, outcome.failure.simulation.failed_at
     assert failed_at is not None  # a failure has a place
-    modules, _ = split_at(run, failed_at - 1, failure.allocated_bytes, job)
+    modules, _ = attributed(run, failed_at - 1, failure.allocated_bytes, job)
     settings = job.setup.allocator
     rounded = round_to_division(failure.requested_bytes, settings.roundup_power2_divisions)
     return LimitOutcome(limit_bytes, failure, segment_size(rounded, settings), sum_of(modules), modules, *peaks)

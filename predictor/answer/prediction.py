@@ -334,7 +334,7 @@ class Prediction:
         layers: requested bytes at the same point by dotted layer path, then by factor.
         modules_attributed, layers_attributed: the same sums, but with the loss's tensors under the head, flat buffers
             split among the layers that train, and inputs under the module that reads them; what is left is under
-            the module "shared" and the empty path. Empty unless the timeline was requested.
+            the module "shared" and the empty path. Tables show these.
         moments: the highest requested point of each moment.
         not_modelled: sentences that name what the prediction leaves out.
         provenance: library versions, profile and formula behind the numbers.

@@ -69,7 +69,7 @@ def turned(workload: Workload) -> tuple[Peaks, tuple[Knob, ...]]:
 def _turned(workload: Workload, before: Peaks, change: Change) -> Knob:
     keys, own = changes.said(workload, change.keys)
     change = change if own else changes.named(workload, change)
-    knob = Knob(change.text, keys, "; ".join(filter(None, (change.costs, change.differs))),
+    knob = Knob(change.text, keys, _price(change),
                 own_words=own.text if own else "", where=own.where if own else "")
     try:
         with store.existing_only():
@@ -85,3 +85,10 @@ def _turned(workload: Workload, before: Peaks, change: Change) -> Knob:
 def _peaks(job: Job) -> Peaks:
     simulation = survival.simulate_run(job.run(None), job.setup.allocator)
     return Peaks(simulation.peak_allocated_bytes, simulation.peak_reserved_bytes)
+
+
+def _price(change: Change) -> str:
+    if not change.differs:
+        return change.costs
+    differs = f"changes training: {change.differs}"
+    return differs if change.costs == "nothing" else f"{change.costs}; {differs}"

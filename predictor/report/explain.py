@@ -6,7 +6,6 @@ The short answer has at most 40 lines of 100 characters, unless the user asks fo
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.answer.prediction import Candidate, Prediction
@@ -37,12 +36,10 @@ def short(console: Console, prediction: Prediction, *, moments: int | None = Non
     Args:
         moments, layers: numbers that the user asked for; None: as many as fit on one screen.
     """
-    by_module = replace(prediction, modules=prediction.modules_attributed or prediction.modules)
-
     def sized(console: Console, size: tuple[int, int]) -> None:
         tables.head(console, prediction, peaks=False)
         _moments(console, prediction, size[0])
-        console.print(tables.factor_table(by_module, console.width, small=False))
+        console.print(tables.peak_table(prediction, console.width, small=False))
         console.print()
         _layers(console, prediction, size[1], brief=True)
         console.print()
@@ -62,7 +59,7 @@ def report(console: Console, prediction: Prediction, *, moments: int = 5, layers
     """
     tables.head(console, prediction)
     _moments(console, prediction, moments)
-    tables.factors(console, replace(prediction, modules=prediction.modules_attributed or prediction.modules))
+    tables.factors(console, prediction)
     _layers(console, prediction, layers)
     console.print()
     console.print("Allocated and reserved bytes from start-up to the third step, in GiB", style="bold")

@@ -11,7 +11,7 @@ from predictor.report import models as whole
 from predictor.report.layers import put_together
 from predictor.report.layout import details_line, on_one_screen, print_wrapped, shortened, table
 from predictor.report.models import amount
-from predictor.report.table import factor_table
+from predictor.report.table import peak_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +51,7 @@ def report(console: Console, page: Page) -> None:
         print_wrapped(console, *filter(None, [_tokens(page)]), whole.step(page))
         console.print()
         if page.step is not None:
-            console.print(factor_table(page.step, console.width, small=False))
+            console.print(peak_table(page.step, console.width, small=False))
             console.print()
         print_wrapped(console, details_line("all layers", "the largest weights", "notes"))
 

@@ -9,6 +9,8 @@ from predictor.report.units import size_text
 
 MOST = 3
 """Remedies in the short answer."""
+MOST_NAMED = 6
+"""Changes that one sentence of the short answer names."""
 BY_PREDICT = "peakcast predict … --remedies checks it"
 """For answers of commands that have no such option."""
 LONG = 100
@@ -42,7 +44,8 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
 
 def _unchecked(why: str, remedies: Sequence[Remedy], to_check: str) -> list[str]:
     changes = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy) for remedy in remedies]
-    return [f"Not checked, {why} ({to_check}): {'; '.join(changes)}."] if changes else []
+    more = f" and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else ""
+    return [f"Not checked, {why} ({to_check}): {'; '.join(changes[:MOST_NAMED])}{more}."] if changes else []
 
 
 def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) -> str:

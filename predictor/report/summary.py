@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def report(console: Console, prediction: Prediction) -> None:
     """Prints the verdict, the peaks, the factors, cautions, remedies, and where the rest is."""
     table.head(console, prediction, brief=True)
-    console.print(table.factor_table(prediction, console.width, small=False))
+    console.print(table.peak_table(prediction, console.width, small=False))
     console.print()
     advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True)
     print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from predictor.answer.prediction import Prediction
@@ -96,7 +97,7 @@ def defaults(prediction: Prediction) -> list[str]:
 
 def factors(console: Console, prediction: Prediction) -> None:
     """Prints the factors of the peak, and notes about frozen parameters and about activations of frozen modules."""
-    console.print(factor_table(prediction, console.width))
+    console.print(peak_table(prediction, console.width))
     frozen = prediction.frozen_bytes or 0
     if prediction.inference is None and 2 * frozen > prediction.factors.get(Factor.PARAMETERS, 0):
         for line in wrapped(console, f"{gib(frozen)}\xa0GiB of the parameters are frozen: every GPU holds them whole, "
@@ -108,6 +109,12 @@ def factors(console: Console, prediction: Prediction) -> None:
                                      f"activations stay: {passed}.", indent=0):
             console.print(line)
     console.print()
+
+
+def peak_table(prediction: Prediction, width: int, *, small: bool = True) -> Table:
+    """The factors of the peak by the modules that tensors belong to. Arguments as for :func:`factor_table`."""
+    owners = prediction.modules_attributed or prediction.modules
+    return factor_table(replace(prediction, modules=owners), width, small=small)
 
 
 class Divided(Protocol):

@@ -60,6 +60,9 @@ def test_what_contains_several_modules_is_shared_by_them():
     assert "model" not in prediction.modules_attributed
 
 
-def test_a_prediction_without_its_timeline_is_not_attributed():
-    prediction = predict(Workload(model="gpt2", sequence_length=512))
-    assert prediction.modules_attributed == prediction.layers_attributed == {}
+def test_a_prediction_without_its_timeline_is_attributed_in_the_same_way():
+    with_timeline = explained(zero_stage=2)
+    prediction = predict(Workload(**{key: with_timeline.workload[key] for key in (
+        "model", "sequence_length", "per_device_train_batch_size", "data_parallel_size", "gpu", "zero_stage")}))
+    assert prediction.modules_attributed == with_timeline.modules_attributed != {}
+    assert prediction.layers_attributed == with_timeline.layers_attributed != {}
