@@ -114,6 +114,8 @@ def shipped_directory() -> Path:
 
 _SPLIT: set[str] = set()
 """File names of keys that this process found to span several regimes. A search would trace them again at each size."""
+SPLIT_SUFFIX = ".split"
+"""Of empty files in the cache, which stand for the formulas of such keys."""
 
 _NOT_KEPT: dict[str, Formula] = {}
 """File name -> formula, for formulas that this process traced and could not write to the cache."""
@@ -160,12 +162,14 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     if _EXISTING_ONLY.get():
         raise NotTraced(NO_FORMULA)
     for key in keys[:-1]:
-        if key.filename() in _SPLIT:
+        if _is_split(key):
             continue
         try:
             return _kept(key, trace(key))
-        except NotOneRegime:
+        except NotOneRegime as error:
             _SPLIT.add(key.filename())
+            if error.__cause__ is None:  # else the model failed, which may be different the next time
+                _remember_split(key)
     return _kept(keys[-1], trace(keys[-1]))
 
 
@@ -173,6 +177,19 @@ def has(keys: Iterable[Key]) -> bool:
     """Whether the formula of one of these keys is shipped or cached."""
     return any((shipped_directory() / key.filename()).is_file() or key.filename() in _NOT_KEPT
                or os.path.isfile(_cached(key) or "") for key in keys)
+
+
+def _is_split(key: Key) -> bool:
+    cached = _cached(key)
+    return key.filename() in _SPLIT or (cached is not None and cached.with_suffix(SPLIT_SUFFIX).is_file())
+
+
+def _remember_split(key: Key) -> None:
+    cached = _cached(key)
+    if cached is not None:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            cached.with_suffix(SPLIT_SUFFIX).touch()
 
 
 def _cached(key: Key) -> Path | None:

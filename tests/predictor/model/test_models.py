@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,30 @@ def test_the_widest_regime_that_is_one_is_kept(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.get([key, key, key], trace)
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize("cause, again", [(None, False), (ValueError("the model failed"), True)])
+def test_another_process_knows_of_a_key_that_spans_several_regimes(tmp_path, monkeypatch, cause, again):
+    """A model that failed at the traced shapes is tried again: the reason may be gone."""
+    from predictor.formula import store
+
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
+    request = Request.of(asked(tmp_path, "llama"), Shape(1, 64, 0)).on(gpus.find("h100-80gb"))
+    wide = formula_key(request)
+    keys = [replace(wide, regime=regime) for regime in regimes.regimes_from_widest(wide.regime, request.shape)]
+    tried = []
+
+    def trace(key):
+        tried.append(key.regime)
+        if key.regime == wide.regime:
+            raise NotOneRegime from cause
+        raise KeyboardInterrupt
+
+    for _process in range(2):
+        monkeypatch.setattr(store, "_SPLIT", set())
+        with pytest.raises(KeyboardInterrupt):
+            store.get(keys, trace)
+    assert tried == [wide.regime, keys[1].regime] + [wide.regime] * again + [keys[1].regime]
 
 
 @pytest.mark.parametrize("name, keys, message", [
