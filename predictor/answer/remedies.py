@@ -182,7 +182,10 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     untried = _Trial((*start.made, change if own else changes.named(workload, change)), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)
-        return replace(untried, tried=Tried.of(job, start.tried.before))
+        tried = Tried.of(job, start.tried.before)
+        if job.setup.zero and job.setup.zero.stage == 3 and job.setup != start.tried.job.setup:
+            start.tried.before.events += tried.events  # composing it anew takes as long as simulating it
+        return replace(untried, tried=tried)
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:
