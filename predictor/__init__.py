@@ -11,8 +11,9 @@ Known limitations:
 - Combinations of features whose prediction was not verified are rejected, too.
 - The reference training loop is predicted. Memory of data loaders, checkpoint saving, and the Trainer's extra buffers
   is not modelled, unless the job was learned from a script.
-- Memory outside PyTorch's allocator (CUDA context, NCCL, libraries) is an assumed number without a profile.
-- All ranks have the same GPU.
+- Memory outside PyTorch's allocator (CUDA context, NCCL, libraries) has an assumed range without a profile
+  that measured it.
+- All ranks have the same GPU. Of several kinds in one job each is predicted alone.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ from predictor.common.value_types import thaw
 from predictor.engine.engines import Offloading
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 NUMBER, SEED = 30, 20261123
@@ -63,7 +62,8 @@ def jobs(args: Namespace) -> Iterator[Row]:
 def tried(entry: Mapping[str, Any]) -> Row:
     """The row of a job: its outcome with too little memory, and those of its remedies."""
     whole, _ = compact.workload_of(entry["job"])
-    least = dispatch.prepare(whole).minimum_capacity() - ASSUMED_RUNTIME_BYTES
+    started = dispatch.prepare(whole)
+    least = started.minimum_capacity() - started.margin.runtime_high
     job = whole.replace(capacity_bytes=int(least * entry["share"]))
     judged = dispatch.prepare(job).judge()
     failing = job if judged.failure is None else job.replace(rank=judged.failure.run.rank)

@@ -8,7 +8,6 @@ from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
 from predictor.jobs.survival import PAGE_BYTES
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 
 FURTHER = (0, 1, 4, 16, 64, 256)
@@ -21,7 +20,8 @@ def sweep(workload: Workload, device: MeasuredOn = MeasuredOn.EMULATED) -> dict[
     All are bytes without the assumed runtime; ``survived_bytes`` or ``died_bytes`` is None if no tried capacity did.
     """
     workload = workload.replace(gpu=workload.gpu or "h100-80gb", profile="none")
-    predicted = prepare(workload).minimum_capacity() - ASSUMED_RUNTIME_BYTES
+    job = prepare(workload)
+    predicted = job.minimum_capacity() - job.margin.runtime_high
     # With blocks that two streams share, the limit is that of the event completion which needs more memory.
     both = workload.deepspeed and device is MeasuredOn.EMULATED
     modes = ("immediate", "synchronization") if both else ("immediate",)

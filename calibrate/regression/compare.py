@@ -9,12 +9,12 @@ import numpy as np
 
 from calibrate.regression.cases import COUNTERS, Case
 from predictor.allocator.simulate import Simulation
-from predictor.answer.answer import answer
+from predictor.answer.answer import answer, device_bound
 from predictor.answer.prediction import Bound, Prediction
 from predictor.events.composed_run import Run
 from predictor.jobs import dispatch, survival, training_job
 from predictor.jobs.survival import Outcome, Reserved
-from predictor.profile import corrections
+from predictor.profile.corrections import Margin
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,13 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
     run, ends = _played(job, case)
     reserved = [end.peak_reserved_bytes for end in ends]
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)
-    verdict = _verdict(job, run, max(reserved))
+    margin = _margin(job, case)
+    verdict = _verdict(job, margin, run, max(reserved))
     outcome = Outcome(run, ends[0], None, Reserved(run.rank, reserved[0], low, high), None, verdict)
     prediction = answer(job, outcome, with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-    prediction = replace(prediction, device=_device(prediction, job, case))
-    peak, runtime = prediction.peak, _runtime(job, case)
+    # an assumed range is no prediction to compare with: only a profile has another
+    prediction = replace(prediction, device=device_bound(prediction.reserved, margin) if job.profile else None)
+    peak, runtime = prediction.peak, margin.runtime_high
     upper = prediction.peak_reserved_bytes_high or prediction.peak_reserved_bytes
     return Comparison(
         case=case, peaks={counter: _peak(case, prediction, counter) for counter in COUNTERS},
@@ -140,17 +142,17 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
         profile=job.profile.name if job.profile else None)
 
 
-def _verdict(job: training_job.Job, run: Run, reserved_bytes: int) -> str | None:
-    """The verdict of :meth:`predictor.jobs.training_job.Job.judge`, without simulations that would repeat this one.
+def _verdict(job: training_job.Job, margin: Margin, run: Run, reserved_bytes: int) -> str | None:
+    """The verdict with a margin, without simulations that would repeat this one.
 
     A run that reserves at most ``reserved_bytes`` is the same run at every capacity that leaves it those bytes.
     """
     capacity = job.workload.capacity
     if capacity is not None:
-        surely, _ = job.margin.limits(capacity)
+        surely, _ = margin.limits(capacity)
         if reserved_bytes <= surely and np.array_equal(job.run(surely).live, run.live):
             return "fits"
-    return job.judge().verdict
+    return survival.judge(job.runs, job.setup.allocator, capacity, margin).verdict
 
 
 def _played(job: training_job.Job, case: Case) -> tuple[Run, list[Simulation]]:
@@ -165,26 +167,14 @@ def _played(job: training_job.Job, case: Case) -> tuple[Run, list[Simulation]]:
                  for completion in completions]
 
 
-def _ranks(case: Case) -> int:
-    """Ranks with communicators on the device; a fake process group has none (as ``calibrate.fit.job_prediction``)."""
-    return case.workload.data_parallel_size if case.communicates else 1
+def _margin(job: training_job.Job, case: Case) -> Margin:
+    """The margin of the measurement: with the communicators that existed, which a fake process group has none of. An
+    emulated GPU does not have what is assumed outside PyTorch's allocator."""
+    margin = job.margin_with(job.communicators if case.communicates else 0)
+    assumed = job.profile is None or job.profile.profile.runtime.measured_on == "assumed"
+    return replace(margin, runtime_low=0, runtime_high=0) if assumed and case.measured_on == "emulated" else margin
 
 
-def _runtime(job: training_job.Job, case: Case) -> int:
-    """Upper end of the memory outside PyTorch's allocator, in bytes."""
-    return corrections.margin(job.profile, _ranks(case)).runtime_high
-
-
-def _device(prediction: Prediction, job: training_job.Job, case: Case) -> Bound | None:
-    """The predicted device peak, for the communicators that existed in the measurement."""
-    peak = prediction.device
-    if peak is None:
-        return None
-    assert job.profile is not None  # only a profile predicts the device peak
-    runtime = job.profile.profile.runtime
-    more = runtime.bytes(_ranks(case)) - runtime.bytes(job.setup.data_parallel_size)
-    return Bound(peak.bytes + more, None if peak.low is None else peak.low + more,
-                 None if peak.high is None else peak.high + more)
 
 
 def _peak(case: Case, prediction: Prediction, counter: str) -> Peak:

@@ -35,7 +35,7 @@ class DeviceMemory:
 def low_memory(memory: DeviceMemory, margin_bytes: int = ASSUMED_RUNTIME_BYTES) -> str | None:
     """One line if less than the margin was left or the allocator released segments; else None.
 
-    The margin is the one within which ``predict`` without a profile answers ``uncertain``.
+    What the process holds outside PyTorch's allocator is known here: it is among ``others``.
     """
     if not memory.retries and memory.free >= margin_bytes:
         return None

@@ -53,7 +53,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         requested=_bound(run.peak, margin.of("requested")),
         allocated=_bound(peak_allocated, margin.of("allocated")),
         reserved=bound,
-        device=_device(reserved, job),
+        device=device_bound(bound, margin) if workload.gpu or job.profile else None,
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,
         verdict=outcome.verdict, out_of_memory=failure_of(outcome), minimum_capacity_bytes=minimum_capacity_bytes,
@@ -117,15 +117,11 @@ def _bound(size: int, relative: tuple[float, float] | None, low: int | None = No
                  math.ceil((size if high is None else high) * (1 + above)))
 
 
-def _device(reserved: Reserved, job: Job) -> Bound | None:
-    """The device peak that ``nvidia-smi`` shows; None without a profile, which has the runtime's size."""
-    if job.profile is None:
-        return None
-    margin, expected = job.margin, job.profile.profile.runtime.bytes(job.setup.world_size)
-    inside = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
-    if inside.low is None or inside.high is None:
-        return Bound(reserved.bytes + expected)
-    return Bound(reserved.bytes + expected, inside.low + margin.runtime_low, inside.high + margin.runtime_high)
+def device_bound(reserved: Bound, margin: Margin) -> Bound:
+    """The device peak that ``nvidia-smi`` shows: the reserved one, and what lies outside PyTorch's allocator."""
+    low = reserved.bytes if reserved.low is None else reserved.low
+    high = reserved.bytes if reserved.high is None else reserved.high
+    return Bound(reserved.bytes + margin.runtime_expected, low + margin.runtime_low, high + margin.runtime_high)
 
 
 def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
@@ -134,10 +130,11 @@ def not_modelled(profile: Choice | None, loop: str) -> tuple[str, ...]:
     Args:
         loop: what the training loop holds beyond the reference loop.
     """
+    assumed = f"{RUNTIME}: the device peak adds an assumed range"
     if profile is None:
-        return (RUNTIME, WORKSPACES, loop)
+        return (assumed, WORKSPACES, loop)
     data = profile.profile
-    notes = [] if data.runtime.measured_on == "device" else [f"{RUNTIME}: the device peak adds an assumed number"]
+    notes = [] if data.runtime.measured_on == "device" else [assumed]
     if data.measured_on != "device":
         notes.append(WORKSPACES)
     notes.append(loop)
@@ -249,7 +246,8 @@ def _provenance(job: Job, reserved: Reserved) -> dict:
             "runtime_bytes": margin.runtime_high, "formula": job.formula.provenance,
             "measured_on": profile["measured_on"] if profile else "assumed",
             "runtime": {"low_bytes": margin.runtime_low, "high_bytes": margin.runtime_high,
-                        "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed"},
+                        "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed",
+                        "communicators": job.communicators},
             "completion_orders": orders}
 
 

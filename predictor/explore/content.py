@@ -18,13 +18,14 @@ from predictor.explore.settings import Controls, Settings, engine_of, several_im
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
-from predictor.profile import corrections
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin
+from predictor.profile import corrections, outside_pytorch
+from predictor.profile.corrections import Margin
 from predictor.profile.job_traits import COUNTERS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, EXTRAPOLATION_FACTOR, Choice, choose
 from predictor.profile.reach import OTHER_VERSION, reaches, versions_of
 from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
+from predictor.report.verdict import RUNTIME_MEASURED
 from predictor.version import VERSION
 
 Progress = Callable[[Sequence], Iterable]
@@ -72,7 +73,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
         "left_out": settings.left_out, "far": EXTRAPOLATION_FACTOR, "extrapolation": EXTRAPOLATION,
         "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
-        "assumed_runtime_bytes": ASSUMED_RUNTIME_BYTES, "provenance": _provenance(settings),
+        "provenance": _provenance(settings),
         "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
         "formulas": formulas, "made": [tables.store.add(column) for column in packing.attributes(tables)],
         "names": list(tables.names), "ends": tables.store.ends}
@@ -167,8 +168,8 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
 
 def _page_limits(settings: Settings) -> list[int]:
     """All limits, in ascending order, that a prediction in the page can have: bytes that PyTorch may reserve."""
-    limits = {limit for gpu, size, times in product(settings.gpus, _world_sizes(settings), range(MOST_EXTRAPOLATED))
-              for limit in _margin(settings, gpu, size, times).limits(_capacity(settings, gpu))}
+    limits = {limit for gpu, job, times in product(settings.gpus, _runtime_jobs(settings), range(MOST_EXTRAPOLATED))
+              for limit in _margin(settings, gpu, job, times).limits(_capacity(settings, gpu))}
     return sorted(limit for limit in limits if limit is not None)
 
 
@@ -186,15 +187,18 @@ def _profile(settings: Settings, gpu: str) -> Choice | None:
     return choose(settings.base.profile, gpu, settings.base.versions, {})
 
 
-def _margin(settings: Settings, gpu: str, world_size: int, times: int) -> Margin:
+def _margin(settings: Settings, gpu: str, job: Job, times: int = 0) -> Margin:
+    """The margin of a job on a GPU, with a number of ways in which it is outside of the profile."""
     chosen = _profile(settings, gpu)
+    ranks, named = job.setup.world_size, settings.base.gpu or settings.base.capacity_bytes is None
+    outside = outside_pytorch.assumed(settings.gpus[gpu] if named else None, ranks, job.communicators)
     return corrections.margin(chosen and replace(chosen, outside=dict.fromkeys(map(str, range(times)), OTHER_VERSION)),
-                              world_size)
+                              ranks, outside)
 
 
-def _world_sizes(settings: Settings) -> list[int]:
-    """Numbers of GPUs that the page's jobs use."""
-    return sorted({job.setup.world_size for job in settings.jobs.values()})
+def _runtime_jobs(settings: Settings) -> list[Job]:
+    """One job of each pair of ranks and communicators."""
+    return list({(job.setup.world_size, job.communicators): job for job in settings.jobs.values()}.values())
 
 
 def _limits(settings: Settings) -> dict[str, Any]:
@@ -231,8 +235,19 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
             "given": settings.base.capacity_bytes is not None,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
             "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),
+            "runtime": _runtime(settings, name),
+            "runtime_measured": RUNTIME_MEASURED[chosen.profile.runtime.measured_on if chosen else "assumed"],
             "profile": chosen and _calibration(settings, name, chosen, loop)})
     return gpus
+
+
+def _runtime(settings: Settings, gpu: str) -> Mapping[str, Mapping[int, Sequence[int]]]:
+    """Bounds of the memory outside PyTorch, by engine and data-parallel degree."""
+    bounds: dict[str, dict[int, Sequence[int]]] = {}
+    for setting, job in settings.jobs.items():
+        margin = _margin(settings, gpu, job)
+        bounds.setdefault(setting.engine.name, {})[setting.degree] = (margin.runtime_low, margin.runtime_high)
+    return bounds
 
 
 def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Mapping[str, Any]:
@@ -253,14 +268,11 @@ def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Map
             versions[name] = [way for way, reach in outside.items() if reach is OTHER_VERSION]
             other[name] = [way for way in outside if way not in versions[name]]
             limited |= {way: reach.counters for way, reach in outside.items() if reach.counters != COUNTERS}
-    margins = {size: corrections.margin(chosen, size) for size in _world_sizes(settings)}
     return {
         "name": chosen.name, "measured_on": profile.measured_on, "versions": versions, "kinds": other,
         "limited": limited, "calibrated": profile.calibrated,
         "residuals": {name: [interval.low, interval.high] for name, interval in profile.residuals.items()},
         "levels": {name: interval.level for name, interval in profile.residuals.items()},
-        "runtime": {size: [margin.runtime_low, margin.runtime_high, profile.runtime.bytes(size)]
-                    for size, margin in margins.items()},
         "not_modelled": not_modelled(replace(chosen, outside={EXTRAPOLATED: OTHER_VERSION}), loop)}
 
 

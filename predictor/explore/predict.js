@@ -98,8 +98,9 @@ function widened(data, [low, high], times) {
 
 /** Runtime and relative bounds of a setting. */
 function marginOf(data, setting, gpu) {
-  if (!gpu.profile) return {runtimeLow: 0, runtimeHigh: data.assumed_runtime_bytes, relative: {}};
-  const [runtimeLow, runtimeHigh, expected] = gpu.profile.runtime[setting.degree * engineOf(data, setting).tensor];
+  const [runtimeLow, runtimeHigh] = gpu.runtime[setting.engine][setting.degree];
+  const expected = Math.floor((runtimeLow + runtimeHigh) / 2);
+  if (!gpu.profile) return {runtimeLow, runtimeHigh, expected, relative: {}};
   const times = versionsOf(setting, gpu.profile).length + farFrom(data, setting, gpu.profile).length;
   const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[kind] || [counter])
     .includes(counter));
@@ -307,8 +308,8 @@ function predict(data, setting) {
   };
   const peaks = {requested: bound(live[top], margin.relative.requested),
     allocated: bound(simulation.peakAllocated, margin.relative.allocated),
-    reserved: bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high),
-    device: deviceBound(reserved, margin, gpu)};
+    reserved: bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high)};
+  peaks.device = deviceBound(peaks.reserved, margin);
   for (const [name, one] of Object.entries(peaks)) {
     answer[`peak_${name}_bytes`] = one.bytes;
     answer[`peak_${name}_bytes_low`] = one.low;
@@ -322,12 +323,9 @@ function predict(data, setting) {
   return {answer, run, bytes, live, top, margin, gpu, curves: outcome.simulation.curves};
 }
 
-function deviceBound(reserved, margin, gpu) {
-  if (!gpu.profile) return {bytes: null, low: null, high: null};
-  const inside = bound(reserved.bytes, margin.relative.reserved, reserved.low, reserved.high);
-  const bytes = reserved.bytes + margin.expected;
-  if (inside.low === null) return {bytes, low: null, high: null};
-  return {bytes, low: inside.low + margin.runtimeLow, high: inside.high + margin.runtimeHigh};
+function deviceBound({bytes, low, high}, margin) {
+  return {bytes: bytes + margin.expected, low: (low ?? bytes) + margin.runtimeLow,
+    high: (high ?? bytes) + margin.runtimeHigh};
 }
 
 function notModelled(data, setting, gpu) {

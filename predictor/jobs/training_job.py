@@ -30,13 +30,13 @@ from predictor.jobs.survival import Peaks, Shortage
 from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Modality
 from predictor.model.request import Request, gpu_of, shape_of
-from predictor.profile import corrections, profile
+from predictor.profile import corrections, outside_pytorch, profile
 from predictor.profile.corrections import Margin
 from predictor.profile.job_traits import traits_of
 from predictor.profile.profile import Choice
 from predictor.profile.reach import reaches, versions_of
 from predictor.workload import deepspeed_config
-from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, name_of
+from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, communicators, name_of
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
@@ -115,7 +115,18 @@ class Job:
     @property
     def margin(self) -> Margin:
         """How far off the prediction may be."""
-        return corrections.margin(self.profile, self.setup.world_size)
+        return self.margin_with(self.communicators)
+
+    @property
+    def communicators(self) -> int:
+        """NCCL communicators that each rank uses."""
+        return communicators(self.setup.engine, self.setup.data_parallel_size, self.setup.tensor_parallel_size)
+
+    def margin_with(self, communicators: int) -> Margin:
+        """How far off the prediction may be, if each rank uses so many NCCL communicators."""
+        ranks = self.setup.world_size if communicators else 1
+        gpu = self.gpu if self.workload.gpu else None
+        return corrections.margin(self.profile, ranks, outside_pytorch.assumed(gpu, ranks, communicators))
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
         """The ranks to simulate for the verdict.

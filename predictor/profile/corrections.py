@@ -15,11 +15,11 @@ from predictor.events.events import FACTORS, Buffers, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape
 from predictor.profile.calibration import OperatorWorkspace
+from predictor.profile.outside_pytorch import UNKNOWN_CONTEXT, Range
 from predictor.profile.profile import Choice
 
-ASSUMED_RUNTIME_BYTES = 1 << 30
-"""Assumed memory of the CUDA context, NCCL and libraries without a profile. The verdict is uncertain where it depends
-on how much of this, between 0 and all, they take."""
+ASSUMED_RUNTIME_BYTES = UNKNOWN_CONTEXT[1]
+"""Assumed memory of the CUDA context, NCCL and libraries where neither the GPU nor the engine is known."""
 SURE = 2.0
 """Half-width of the interval around a measured runtime, in standard errors."""
 
@@ -29,7 +29,8 @@ class Margin:
     """How far off a prediction may be.
 
     Attributes:
-        runtime_low, runtime_high: bounds of the device memory outside PyTorch's allocator, in bytes.
+        runtime_low, runtime_high: bounds of the device memory outside PyTorch's allocator, in bytes. The verdict is
+            uncertain where it depends on how much of it, between these, it is.
         relative: counter -> lower and upper bound of (measured - predicted) / predicted. Counters whose interval is
             not known are missing.
     """
@@ -37,6 +38,11 @@ class Margin:
     runtime_low: int = 0
     runtime_high: int = ASSUMED_RUNTIME_BYTES
     relative: tuple[tuple[str, tuple[float, float]], ...] = ()
+
+    @property
+    def runtime_expected(self) -> int:
+        """The middle of the bounds of the device memory outside PyTorch's allocator, in bytes."""
+        return (self.runtime_low + self.runtime_high) // 2
 
     def of(self, counter: str) -> tuple[float, float] | None:
         """Relative bounds of a counter, or None if they are not known."""
@@ -65,16 +71,19 @@ class Margin:
         return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
 
 
-def margin(choice: Choice | None, ranks: int) -> Margin:
-    """The margin of a prediction for a number of ranks; without a profile, the assumed one."""
+def margin(choice: Choice | None, ranks: int, outside: Range) -> Margin:
+    """The margin of a prediction for a number of ranks.
+
+    Args:
+        outside: the memory outside PyTorch's allocator that holds unless the profile measured it.
+    """
     if choice is None:
-        return Margin()
+        return Margin(outside.low_bytes, outside.high_bytes)
     runtime, intervals = choice.profile.runtime, [(c, choice.interval(c)) for c in choice.profile.residuals]
     relative = tuple((counter, interval) for counter, interval in intervals if interval is not None)
-    expected = runtime.bytes(ranks)
     if runtime.standard_error is None:
-        return Margin(0, expected, relative)
-    spread = math.ceil(SURE * runtime.standard_error)
+        return Margin(outside.low_bytes, outside.high_bytes, relative)
+    expected, spread = runtime.bytes(ranks), math.ceil(SURE * runtime.standard_error)
     return Margin(max(0, expected - spread), expected + spread, relative)
 
 

@@ -98,6 +98,8 @@ def _left_out(profile: Profile) -> list[str]:
 
 def _runtime(profile: Profile) -> str:
     runtime = profile.runtime
+    if runtime.measured_on == "assumed":
+        return "Outside PyTorch: not measured; predictions assume a range for the GPU and the engine."
     nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
         if runtime.nccl_bytes or runtime.nccl_bytes_per_rank else ""
     return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."

@@ -123,13 +123,37 @@ def bounds(prediction: Prediction) -> list[PeakText]:
         ("reserved", _bound(prediction.reserved),
          f"held by PyTorch (torch.cuda.max_memory_reserved){reserved_on}{idle_text}",
          f"held by PyTorch (max_memory_reserved){reserved_on}{idle_brief}"),
-        ("device", _bound(prediction.device), "what nvidia-smi shows, context and NCCL included",
-         "what nvidia-smi shows")]
+        ("device", _device(prediction), *_device_meaning(prediction))]
     least = prediction.minimum_capacity_bytes
     if least:
-        meaning = "the least that a GPU needs, context and NCCL included"
+        meaning = f"the least that a GPU needs, context and NCCL {_runtime_measured(prediction)}"
         rows.append(("capacity", size_text(least), meaning, meaning))
     return [PeakText(*row) for row in rows]
+
+
+def _device(prediction: Prediction) -> str:
+    """The device peak; where its runtime is assumed, only its bounds."""
+    device = prediction.device
+    if device is None or device.low is None or device.high is None or _runtime_measured(prediction) != ASSUMED:
+        return _bound(device)
+    return f"{size_text(device.low)} to {size_text(device.high)}"
+
+
+def _device_meaning(prediction: Prediction) -> tuple[str, str]:
+    """What the device peak is, and the same in few words."""
+    if prediction.device is None:
+        return ("what nvidia-smi shows",) * 2
+    how = _runtime_measured(prediction)
+    return f"what nvidia-smi shows, context and NCCL {how}", f"what nvidia-smi shows, context {how}"
+
+
+ASSUMED = "assumed"
+RUNTIME_MEASURED = {"device": "as measured", "emulated": "as emulated", "assumed": ASSUMED}
+"""Where the memory outside PyTorch's allocator was measured -> words that follow its name."""
+
+
+def _runtime_measured(prediction: Prediction) -> str:
+    return RUNTIME_MEASURED[prediction.provenance.get("runtime", {}).get("measured_on", "assumed")]
 
 
 def _elsewhere(peak: Peak, rank: int) -> str:

@@ -22,6 +22,7 @@ class Entry:
         settings: key of a workload that only this engine has -> the defaults of its entries.
         several: true if the engine may use more than one GPU.
         whole: true if every GPU holds all frozen parameters whole; only such engines may run an evaluation.
+        communicators: NCCL communicators among data-parallel ranks.
         notes: what is not modelled of this engine.
     """
 
@@ -29,6 +30,7 @@ class Entry:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     several: bool = True
     whole: bool = True
+    communicators: int = 1
     notes: tuple[str, ...] = ()
 
 
@@ -47,14 +49,17 @@ UNUSED_PARAMETERS_NOTE = ("ddp find_unused_parameters: DDP clones the outputs an
 _AUTOCAST = ("accelerate's mixed_precision runs the forward under autocast besides, and makes its outputs fp32: of it "
              "only what fully_shard casts (param_dtype) is predicted")
 
+# DeepSpeed 0.19.8, utils/groups.py, _clone_world_group: ZeRO's collectives have a group of their own beside the one
+# of the world, which barriers and checks use.
+_OWN_AND_WORLD = 2
 ENGINES: dict[str, Entry] = {
     "torch": Entry(several=False),
     "ddp": Entry(settings={"ddp": DDP_DEFAULTS}, notes=(_STASHED,)),
     "fsdp2": Entry(settings={"fsdp": fsdp_keys.DEFAULTS}, whole=False, notes=(_AUTOCAST,)),
-    "zero0": Entry("deepspeed"),
-    "zero1": Entry("deepspeed"),
-    "zero2": Entry("deepspeed"),
-    "zero3": Entry("deepspeed", whole=False),
+    "zero0": Entry("deepspeed", communicators=_OWN_AND_WORLD),
+    "zero1": Entry("deepspeed", communicators=_OWN_AND_WORLD),
+    "zero2": Entry("deepspeed", communicators=_OWN_AND_WORLD),
+    "zero3": Entry("deepspeed", communicators=_OWN_AND_WORLD, whole=False),
 }
 """Name of an engine, as from :func:`name_of` -> its entry."""
 
@@ -67,3 +72,11 @@ def name_of(engine: str, zero_stage: int | None) -> str:
 def choices() -> tuple[str, ...]:
     """The values that a workload's ``engine`` may have."""
     return tuple(dict.fromkeys(entry.chosen_by or name for name, entry in ENGINES.items()))
+
+
+def communicators(engine: str, data_parallel_size: int, tensor_parallel_size: int) -> int:
+    """NCCL communicators that a rank uses; of an engine that is not in the table, such as a learned script's, the most
+    that one of the table has."""
+    most = max(entry.communicators for entry in ENGINES.values())
+    among_data = ENGINES[engine].communicators if engine in ENGINES else most
+    return (among_data if data_parallel_size > 1 else 0) + (1 if tensor_parallel_size > 1 else 0)

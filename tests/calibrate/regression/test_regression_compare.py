@@ -7,8 +7,9 @@ import pytest
 from calibrate.regression import compact, report
 from calibrate.regression.compare import compare
 from predictor.answer.predict import predict
+from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.profile import profile
+from predictor.profile import outside_pytorch, profile
 from predictor.profile.calibration import Coefficient, Interval, Runtime
 from tests.calibrate.regression_cases import GIB, case
 from tests.predictor.profile.test_profile import calibration, covered
@@ -47,8 +48,11 @@ def test_factors_add_up_to_the_allocated_peak(said):
     assert sum(said[0].factors.values()) == said[0].peaks["allocated"].predicted_bytes
 
 
-def test_the_estimate_is_reserved_bytes_and_the_assumed_runtime(said):
-    assert said[0].estimate_bytes == said[0].peaks["reserved"].predicted_bytes + GIB
+def test_the_estimate_is_reserved_bytes_on_an_emulated_gpu_and_more_on_a_real_one(said):
+    reserved = said[0].peaks["reserved"].predicted_bytes
+    assumed = outside_pytorch.assumed(gpus.find("h100-80gb"), 1, 0)
+    assert said[0].estimate_bytes == reserved
+    assert compare(replace(said[0].case, measured_on="device"), "none").estimate_bytes == reserved + assumed.high_bytes
 
 
 def test_without_a_profile_the_device_is_not_predicted(said):

@@ -9,11 +9,11 @@ import pytest
 from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, survival
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.workload.workload import Workload
 from tests.calibrate.small_jobs import needs_emulator
 from tests.predictor.generating import LLAVA, MISTRAL, TALK
 from tests.predictor.jobs.test_inference import TURNS
+from tests.predictor.outside import outside_bytes
 from tests.predictor.small_models import IMAGE_TEXT, TEXT
 
 WIDE = TEXT["llama"] | {"hidden_size": 512, "intermediate_size": 1408}
@@ -30,7 +30,7 @@ POSITIONS_BYTES = {"qwen2_5_vl": 32}
 def test_a_conversation_survives_the_turns_that_are_said_to_fit_and_dies_in_the_next(tmp_path, batch, share):
     (tmp_path / "config.json").write_text(json.dumps(TEXT["llama"]))
     asked = Workload(model=str(tmp_path), mode="inference", gpu="h100-80gb", profile="none", conversation=TALK,
-                     per_device_eval_batch_size=batch, capacity_bytes=share + ASSUMED_RUNTIME_BYTES)
+                     per_device_eval_batch_size=batch, capacity_bytes=share + outside_bytes())
     most = predict(asked, maximum_load=True).inference.most_turns
     assert most > 4
 

@@ -8,7 +8,6 @@ from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.jobs import dispatch, survival
 from predictor.jobs.survival import PAGE_BYTES
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from tests.calibrate.small_jobs import SCALARS_BYTES, needs_emulator, workload
 
 pytestmark = needs_emulator
@@ -52,6 +51,7 @@ def test_no_rank_of_real_jobs_has_more_than_the_predicted_worst(tmp_path, engine
 
 def test_a_job_survives_at_its_least_capacity_and_dies_below(tmp_path):
     asked = small(tmp_path, data_parallel_size=1, rank=0, engine="torch")
-    least = dispatch.prepare(asked).minimum_capacity() - ASSUMED_RUNTIME_BYTES
+    job = dispatch.prepare(asked)
+    least = job.minimum_capacity() - job.margin.runtime_high
     there, below = (measure(asked.replace(capacity_bytes=least - less)) for less in (0, PAGE_BYTES))
     assert there.job.out_of_memory is None and below.job.out_of_memory is not None

@@ -12,10 +12,11 @@ from predictor.answer.predict import predict
 from predictor.common.errors import InputError
 from predictor.jobs import dispatch
 from predictor.plan import plan
-from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.maximum_load import sentences
+from predictor.workload.engines import name_of
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
+from tests.predictor.outside import outside_bytes
 from tests.predictor.samples import prediction
 from tests.predictor.small import small_config
 from tests.predictor.small_models import IMAGE, IMAGE_TEXT, TEXT
@@ -33,10 +34,15 @@ def small(tmp_path_factory):
     def made(document: dict, mib: int, **keys) -> Workload:
         path = tmp_path_factory.mktemp("model") / "config.json"
         path.write_text(json.dumps(document))
-        return Workload(**{"model": str(path), "gpu": "h100-80gb", "profile": "none", LENGTH: 64,
-                           "capacity_bytes": (mib << 20) + ASSUMED_RUNTIME_BYTES} | keys)
+        return with_memory(Workload(**{"model": str(path), "gpu": "h100-80gb", "profile": "none", LENGTH: 64} | keys), mib)
 
     return made
+
+
+def with_memory(workload: Workload, mib: int) -> Workload:
+    """The workload on a GPU that surely leaves so much for PyTorch."""
+    engine = name_of(workload.engine, workload.zero_stage)
+    return workload.replace(capacity_bytes=(mib << 20) + outside_bytes(engine, workload.data_parallel_size))
 
 
 def fits(workload: Workload, **keys) -> bool:
@@ -122,9 +128,9 @@ def test_the_sequence_ends_with_the_models_positions(small):
 
 def test_a_batch_of_one_sample_is_tried_last(small):
     workload, mib = small(TEXT["llama"], 8000, per_device_train_batch_size=4), 1
-    while not fits(workload.replace(capacity_bytes=(mib << 20) + ASSUMED_RUNTIME_BYTES, per_device_train_batch_size=1)):
+    while not fits(with_memory(workload, mib), per_device_train_batch_size=1):
         mib += 1
-    workload = workload.replace(capacity_bytes=(mib << 20) + ASSUMED_RUNTIME_BYTES)
+    workload = with_memory(workload, mib)
     assert predict(workload, maximum_load=True).maximum_load.per_device_train_batch_size == max(
         size for size in (1, 2, 3, 4, 5, 6, 7, 8) if fits(workload, per_device_train_batch_size=size))
 

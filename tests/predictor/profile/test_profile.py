@@ -28,6 +28,7 @@ from predictor.profile.calibration import (
 )
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
 from predictor.profile.job_traits import COUNTERS, traits_of
+from predictor.profile.outside_pytorch import Range
 from predictor.profile.profile import Choice
 from predictor.workload.keys import PINNED
 from predictor.workload.workload import Workload
@@ -78,7 +79,7 @@ def test_the_runtime_grows_with_the_ranks_of_a_communicator():
 def test_the_limits_leave_room_for_runtime_and_residuals():
     profile_ = calibration(runtime=Runtime(1000, 0, 0, 50.0, "device", ""),
                            residuals={"reserved": Interval(-0.5, 0.25, 0.9, 60)})
-    found = margin(Choice(profile_, "p"), 1)
+    found = margin(Choice(profile_, "p"), 1, Range(0, 7000))
     assert (found.runtime_low, found.runtime_high) == (900, 1100)
     assert found.limits(11_100) == (8_000, 20_400)
     assert found.capacity(8_000) == 11_100
@@ -90,9 +91,9 @@ def test_an_interval_down_to_nothing_leaves_any_prediction_possible_where_the_ru
     assert found.limits(capacity_bytes)[1] == at_best
 
 
-def test_an_assumed_runtime_may_be_anything_from_nothing():
-    found = margin(Choice(calibration(runtime=Runtime(1000, 0, 0, None, "assumed", "x")), "p"), 1)
-    assert (found.runtime_low, found.runtime_high) == (0, 1000)
+def test_an_assumed_runtime_has_the_range_of_its_gpu_whatever_the_profile_says():
+    found = margin(Choice(calibration(runtime=Runtime(1000, 0, 0, None, "assumed", "x")), "p"), 1, Range(300, 700))
+    assert (found.runtime_low, found.runtime_high) == (300, 700)
     assert Margin().limits(ASSUMED_RUNTIME_BYTES + 5) == (5, ASSUMED_RUNTIME_BYTES + 5)
 
 
@@ -245,7 +246,7 @@ def test_counters_without_residuals_have_no_interval_and_the_answer_says_so(tmp_
     document = json.loads(capsys.readouterr().out)
     ends = {counter: [document[f"peak_{counter}_bytes_{end}"] is None for end in ("low", "high")]
             for counter in COUNTERS}
-    assert ends == {"requested": [True] * 2, "allocated": [False] * 2, "reserved": [True] * 2, "device": [True] * 2}
+    assert ends == {"requested": [True] * 2, "allocated": [False] * 2, "reserved": [True] * 2, "device": [False] * 2}
     assert f"the profile {path} has no intervals for requested, reserved (no held-out job was measured)" in \
         document["not_modelled"][-1]
 

@@ -83,7 +83,7 @@ requested   43.00 GiB       what tensors asked for (requested_bytes.all.peak)
 allocated   43.50 GiB       in whole blocks (torch.cuda.max_memory_allocated)
 reserved    45.00 GiB       held by PyTorch (torch.cuda.max_memory_reserved); 1.00 GiB of it idle at
                             the allocated peak
-device      not predicted   what nvidia-smi shows, context and NCCL included
+device      not predicted   what nvidia-smi shows
 
 The peak is in backward of step 2 on rank 7: aten::mm in language_model.layers.31.mlp.down_proj.
 
