@@ -77,7 +77,7 @@ def _library() -> ctypes.CDLL | None:
     path = Path(__file__).with_name(f"_simulation{sysconfig.get_config_var('EXT_SUFFIX')}")
     source = Path(__file__).with_name("simulation.c")
     try:
-        if source.exists() and source.stat().st_mtime > path.stat().st_mtime:  # changed in a checkout, not compiled again
+        if source.exists() and source.stat().st_mtime > path.stat().st_mtime:  # changed, and not compiled again
             return None
         library = ctypes.CDLL(str(path))
     except OSError:  # it was not compiled, or for another machine
