@@ -75,9 +75,8 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
 @cache
 def _library() -> ctypes.CDLL | None:
     path = Path(__file__).with_name(f"_simulation{sysconfig.get_config_var('EXT_SUFFIX')}")
-    source = Path(__file__).with_name("simulation.c")
     try:
-        if source.exists() and source.stat().st_mtime > path.stat().st_mtime:  # changed, and not compiled again
+        if _is_older_than_its_source(path):
             return None
         library = ctypes.CDLL(str(path))
     except OSError:  # it was not compiled, or for another machine
@@ -87,3 +86,9 @@ def _library() -> ctypes.CDLL | None:
                                           POINTER(Counters), pointer, pointer]
     library.peakcast_simulate.restype = c_int
     return library
+
+
+def _is_older_than_its_source(library: Path) -> bool:
+    """Whether the source was changed in a checkout and not compiled again. An installed package is always whole."""
+    source, project = library.with_name("simulation.c"), library.parents[2] / "pyproject.toml"
+    return project.exists() and source.stat().st_mtime > library.stat().st_mtime
