@@ -1,6 +1,6 @@
 """Calls the compiled twin of the simulated allocator, simulation.c, if this installation has it.
 
-It is compiled when peakcast is installed and a C compiler is there. It gives what the Python modules of this package
+It is compiled when peakcast is installed and a C compiler is there; ``pip install -e .`` does it again. It gives what the Python modules of this package
 give, some thirty times faster (``python -m pytest tests/test_speed.py``); without it the Python modules do the work.
 """
 
