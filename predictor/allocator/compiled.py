@@ -1,7 +1,8 @@
 """Calls the compiled twin of the simulated allocator, simulation.c, if this installation has it.
 
-It is compiled when peakcast is installed and a C compiler is there; ``pip install -e .`` does it again. It gives what the Python modules of this package
-give, some thirty times faster (``python -m pytest tests/test_speed.py``); without it the Python modules do the work.
+It is compiled when peakcast is installed and a C compiler is there (``pip install -e .`` does it again in a checkout). It
+gives what the Python modules of this package give, some twenty times faster (``pytest tests/test_speed.py``); without
+it the Python modules do the work.
 """
 
 from __future__ import annotations
