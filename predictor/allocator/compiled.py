@@ -1,16 +1,16 @@
 """Calls the compiled twin of the simulated allocator, simulation.c, if this installation has it.
 
-It is compiled when peakcast is installed and a C compiler is there (``pip install -e .`` does it again in a checkout). It
-gives what the Python modules of this package give, some twenty times faster (``pytest tests/test_speed.py``); without
-it the Python modules do the work.
+It is compiled when peakcast is installed and a C compiler is there; in a checkout ``pip install -e .`` does it again.
+It gives what the Python modules of this package give, some twenty times faster (``pytest tests/test_speed.py``);
+without it the Python modules do the work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from ctypes import POINTER, Structure, byref, c_int, c_int64
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,7 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    path = Path(__file__).with_name(f"_simulation{sysconfig.get_config_var('EXT_SUFFIX')}")
+    path = Path(__file__).with_name(f"_simulation{EXTENSION_SUFFIXES[0]}")
     try:
         if _is_older_than_its_source(path):
             return None
