@@ -11,8 +11,8 @@ from predictor.allocator import compiled
 from predictor.allocator.allocator import CachingAllocator
 from predictor.allocator.blocks import Block
 from predictor.allocator.completion import launches_until_complete
-from predictor.allocator.constants import UNLIMITED, UNLIMITED_TOTAL
-from predictor.allocator.driver import SimulatedDriver
+from predictor.allocator.constants import UNLIMITED
+from predictor.allocator.driver import SimulatedDriver, reported_bytes
 from predictor.allocator.out_of_memory import OutOfMemory
 from predictor.allocator.settings import AllocatorSettings, garbage_limit, memory_limit
 from predictor.events.events import EventType
@@ -54,6 +54,16 @@ class Device:
     limit_bytes: int | None = None
     total_bytes: int | None = None
     completion: str = "immediate"
+
+    @property
+    def reported_bytes(self) -> int:
+        """The memory that the GPU reports, also where none is given."""
+        return reported_bytes(self.limit_bytes, self.total_bytes)
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """The limit that the settings' memory fraction sets; None without one."""
+        return memory_limit(self.settings.per_process_memory_fraction, self.reported_bytes)
 
     def allocator(self) -> CachingAllocator:
         """An empty allocator of this device."""
@@ -103,7 +113,7 @@ def simulate(events: Columns, device: Device) -> Simulation:
             tried_to_allocate_bytes=counters.tried, requested_bytes=counters.failed_request,
             allocated_bytes=counters.allocated, reserved_bytes=counters.reserved,
             free_bytes=None if device.limit_bytes is None else device.limit_bytes - counters.used,
-            allowed_bytes=memory_limit(device.settings.per_process_memory_fraction, _total_bytes(device)))
+            allowed_bytes=device.allowed_bytes)
     return Simulation(
         counters.peak_requested, counters.peak_allocated, counters.peak_reserved, counters.reserved, counters.peak_at,
         counters.reserved_at_peak, counters.refusals > 0, counters.failed_at if error else None, error)
@@ -175,18 +185,14 @@ def _held_by_reference(events: Columns, allocator: CachingAllocator) -> tuple[np
 
 def _compiled(events: Columns, device: Device,
               held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, compiled.Counters]:
-    settings, total = device.settings, _total_bytes(device)
-    allowed = memory_limit(settings.per_process_memory_fraction, total)
-    garbage = garbage_limit(settings.garbage_collection_threshold, allowed)
+    settings = device.settings
+    limits = (device.limit_bytes, device.reported_bytes, device.allowed_bytes,
+              garbage_limit(settings.garbage_collection_threshold, device.allowed_bytes))
     return compiled.run(compiled.Settings(
         settings.large_segment_size_bytes,
         compiled.NONE if settings.max_split_size_bytes == UNLIMITED else settings.max_split_size_bytes,
         settings.max_non_split_rounding_bytes, settings.roundup_power2_divisions,
         max(settings.roundup_power2_divisions) > 1, settings.expandable_segments,
         launches_until_complete(device.completion) == 0,
-        *(compiled.NONE if limit is None else limit for limit in (device.limit_bytes, total, allowed, garbage))),
+        *(compiled.NONE if limit is None else limit for limit in limits)),
         events.kinds, events.buffers, events.sizes, events.streams, held)
-
-
-def _total_bytes(device: Device) -> int:
-    return device.total_bytes or device.limit_bytes or UNLIMITED_TOTAL
