@@ -42,7 +42,6 @@ function efficientBlock(gpu, width, itemsize) {
   return [128, 64];
 }
 
-
 /** Bytes of partial results and of semaphores. */
 function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt, inner = outputs) {
   const vector = alongRows ? 1 : inner % 4 === 0 ? 4 : inner % 2 === 0 ? 2 : 1;

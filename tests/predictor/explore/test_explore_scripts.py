@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.allocator import CachingAllocator, SimulatedDriver
-from predictor.allocator.simulate import simulate
+from predictor.allocator import AllocatorSettings
+from predictor.allocator.simulate import Columns, Device, simulate
 from predictor.answer.predict import predict
 from predictor.common import gpus
 from predictor.common.value_types import freeze
@@ -106,7 +106,7 @@ PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
 @pytest.mark.parametrize("seed", range(8))
 def test_the_allocator_does_the_same_in_the_page(seed, limit, completion):
     kinds, buffers, sizes, streams = sequence(seed)
-    end = simulate(kinds, buffers, sizes, streams, CachingAllocator(None, SimulatedDriver(limit), completion))
+    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), Device(AllocatorSettings(), limit, completion=completion))
     error = end.out_of_memory
     assert scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization") == [
         end.peak_allocated_bytes, end.peak_reserved_bytes, end.peak_at, end.reserved_at_peak_bytes, end.failed_at,
