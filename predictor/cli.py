@@ -39,6 +39,10 @@ COMMANDS = {
 # (command, option) -> the module whose ``run(arguments)`` takes over if the option is given.
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}
 
+ALSO_CALLED = {"config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from"}
+"""Words for options, besides those for the keys of a workload."""
+NO_EFFECT = {"lr", "learning_rate", "epochs", "num_train_epochs", "warmup_ratio", "warmup_steps", "seed", "output_dir"}
+"""Options of trainers that do not change memory."""
 WIDTH = 100
 """Characters in a line of the list of commands."""
 BAD_INPUT = 2
@@ -129,11 +133,14 @@ def _run(argv: list[str]) -> int:
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
-    from predictor.workload.keys import ALSO_CALLED
+    from predictor.workload import keys
 
     options = parser._option_string_actions
     name = argument.partition("=")[0]
-    option = "--" + ALSO_CALLED.get(name.strip("-").replace("-", "_"), "").replace("_", "-")
+    word = name.strip("-").replace("-", "_")
+    if word in NO_EFFECT:
+        return ": it does not change memory; leave it out"
+    option = ALSO_CALLED.get(word) or "--" + keys.ALSO_CALLED.get(word, "").replace("_", "-")
     hint = f' (did you mean "{option}"?)' if option in options else nearest(name, options) if name[:1] == "-" else ""
     return hint or f" (see {parser.prog} --help)"
 

@@ -18,6 +18,7 @@ from predictor.common.value_types import thaw
 from predictor.jobs import dispatch
 from predictor.workload import deepspeed_document
 from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.workload.option_words import option_words
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
@@ -33,6 +34,8 @@ SHORTEST = 8
 """Remedies keep at least one part in so many of a sequence."""
 OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
+A_MACHINE = 8
+"""GPUs of the usual machine; more than that are proposed only as twice as many."""
 HARDWARE = {"gpu", "data_parallel_size"}
 QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
 
@@ -234,12 +237,15 @@ def named(workload: Workload, change: Change) -> Change:
 
 
 def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], OwnChange | None]:
-    """The keys with which to predict a change, and the change in the words of the user's own file.
+    """The keys with which to predict a change, and the change as the user would type it.
 
-    The words are None if nothing was read, or if the file cannot say the change. A framework may decide further keys
-    by the change, and a DeepSpeed config says others.
+    The words are those of the user's own file or, if none was read, options of peakcast; None if they cannot say the
+    change. A framework may decide further keys by the change, and a DeepSpeed config says others.
     """
-    own = workload.source.in_own_words(keys) if workload.source else None
+    if workload.source is None:
+        words = option_words(workload, keys)
+        return dict(keys), OwnChange(words, {}, "", keys) if words else None
+    own = workload.source.in_own_words(keys)
     if own is None:
         return dict(keys), None
     config = by_config(own.workload["deepspeed"]) if "deepspeed" in own.workload else {}
@@ -280,16 +286,19 @@ def _samples(w: Workload, shortest: int = 2) -> Families:
 def _hardware(w: Workload) -> Families:
     if w.mode == "training" and w.engine in ("deepspeed", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
         size = w.data_parallel_size
-        yield (Change(f"{size} → {2 * size} GPUs", {"data_parallel_size": 2 * size}, "twice the GPUs",
-                      "twice the global batch"),)
+        yield tuple(Change(f"{size} → {times * size} GPUs", {"data_parallel_size": times * size},
+                           f"{times} times the GPUs", f"{times} times the global batch")
+                    for times in (2, 4, 8) if times == 2 or times * size <= A_MACHINE)
     if w.gpu and w.capacity_bytes is None:
         here = gpus.find(w.gpu)
         as_able = min(here.compute_capability, gpus.AMPERE)  # older ones have no bf16
         larger = sorted((gpu for gpu in gpus.TABLE
                          if gpu.capacity_bytes > here.capacity_bytes and gpu.compute_capability >= as_able),
                         key=lambda gpu: gpu.capacity_bytes)
+        measured = [gpu for gpu in larger if gpu.measured]
         yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name},
-                           f"a larger GPU{'' if gpu.measured else ', of an assumed capacity'}") for gpu in larger)
+                           f"a larger GPU{'' if gpu.measured else ', of an assumed capacity'}")
+                    for gpu in measured or larger)
 
 
 def _served(w: Workload) -> Families:

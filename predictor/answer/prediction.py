@@ -228,8 +228,8 @@ class Remedy:
     Attributes:
         changes: one change, or several that are made together, each in words.
         keys: the workload's changed keys. Those that the user's framework decides by the change are among them.
-        own_words: the changes as the user would type them into ``where``, a file or the command that was read; both are
-            empty if nothing was read, or if what was read cannot express the change.
+        own_words: the changes as the user would type them into ``where``, a file or the command that was read, or as
+            options of peakcast if nothing was read and ``where`` is empty. Empty if they cannot be typed.
         costs: the price of each change, in words.
         differs: how training or its result differs; empty if the same model trains in the same way.
         fits: whether the changed workload surely fits; None if it was not predicted.

@@ -35,11 +35,14 @@ class _Trial:
     """Changes that were tried.
 
     Attributes:
+        asked: the workload that is to be changed.
+        made: the changes, in the order in which they were made.
         keys: the workload's changed keys.
-        own: the changes in the words of what was read; None if there are none.
+        own: the changes as the user would type them; None if there are no such words.
         tried: the job of the changed workload; None if it was not predicted.
     """
 
+    asked: Workload
     made: tuple[Change, ...]
     keys: Mapping[str, Any]
     own: OwnChange | None = None
@@ -57,6 +60,17 @@ class _Trial:
     def peaks(self) -> Peaks | None:
         """The peaks over all ranks; None if they do not surely fit."""
         return None if self.tried is None or self.tried.room_bytes < 0 else self.tried.peaks
+
+    @property
+    def keeps_training(self) -> bool:
+        """Whether the same model trains in the same way, on the same GPUs."""
+        return not any(change.differs or change.is_hardware for change in self.made)
+
+    def helps(self, start: _Trial) -> bool:
+        """Whether it may be a remedy: of a job that fits, only what fits and lowers its reserved memory, if known."""
+        if not start.peaks or not self.tried:
+            return True
+        return self.peaks is not None and self.peaks.reserved_bytes < start.peaks.reserved_bytes
 
     @property
     def room_bytes(self) -> int | None:
@@ -111,7 +125,8 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     """Judges changes of a workload on its GPU. Those that keep training the same come first.
 
     Of the changes of one family, such as smaller batches, the first that fits is returned, or else the last. If no
-    single change fits, several are made together.
+    single change that keeps training the same fits, several are made together. Of a job that fits, only what lowers its
+    reserved memory is returned.
 
     Args:
         every: judge all changes. Otherwise the search ends after :data:`ENOUGH` changes that fit, and what would take
@@ -126,15 +141,16 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
         raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
     trials: list[_Trial] = []
     with store.existing_only(not trace):
-        start = _Trial((), {}, None, Tried.of(dispatch.prepare(workload, progress), Simulated()))
+        start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), Simulated()))
         for trial in _singles(start, progress, quick=not every and not trace):
             trials.append(trial)
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
-        if not any(trial.fits for trial in trials):
-            together = _together(start, trials, progress)
-            trials += [together] if together else []
-    return tuple(trial.remedy() for trial in trials)
+        if not any(trial.fits and trial.keeps_training for trial in trials):
+            trials += _together(start, trials, progress, quick=not every and any(trial.fits for trial in trials))
+    ordered = sorted(trials, key=lambda trial: (
+        any(change.is_hardware for change in trial.made), not trial.keeps_training))
+    return tuple(trial.remedy() for trial in ordered if trial.helps(start))
 
 
 def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False) -> Iterator[_Trial]:
@@ -162,7 +178,7 @@ def _not_simulated(trial: _Trial) -> _Trial:
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
-    """The first change of a family that fits; if none does, one that needs a trace, or else the last predicted one."""
+    """The first change of a family that fits; if none does, the last that needs a trace, or else the last predicted."""
     @cache
     def trial(size: int) -> _Trial:
         """Sizes count from the last change, which lowers the peak the most, to the first."""
@@ -173,15 +189,15 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
                                    least, len(family), lambda size: trial(size).shortage_bytes)
     if fitting >= least:
         return trial(fitting)
-    return next((trial(size) for size in range(least - 1, 0, -1) if trial(size).needs_trace), trial(least))
+    return next((trial(size) for size in range(1, least) if trial(size).needs_trace), trial(least))
 
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, not simulated yet."""
     assert start.tried is not None  # only predicted trials are continued
     workload = start.tried.job.workload
-    keys, own = changes.said(workload, {**start.keys, **change.keys})
-    untried = _Trial((*start.made, change if own else changes.named(workload, change)), keys, own)
+    keys, own = changes.said(start.asked, {**start.keys, **change.keys})
+    untried = _Trial(start.asked, (*start.made, change if own else changes.named(workload, change)), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)
         tried = Tried.of(job, start.tried.before)
@@ -194,23 +210,28 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
         return replace(untried, why_not=str(error))
 
 
-def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None) -> _Trial | None:
+def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None, *, quick: bool) -> list[_Trial]:
     """Changes that fit together, or come closest: in each round the change that lowers the requested peak the most.
 
-    A change that makes training different is made only where no other lowers the peak. None if at most one change
+    A change that makes training different is made only where no other lowers the peak. Empty if at most one change
     lowers it.
+
+    Args:
+        quick: something fits already: build only on changes that keep training the same, and only as long as an answer
+            may take.
     """
+    assert start.tried is not None  # only predicted trials are continued
     best, rows = start, list(singles)
     for _ in range(MOST_TOGETHER - 1):
         lowest = _lowest(rows, best)
-        if lowest is None:
+        if lowest is None or quick and (not lowest.keeps_training or start.tried.before.seconds >= MOST_SECONDS):
             break
         best, rows = lowest, []
-        for row in _singles(lowest, progress):
+        for row in _singles(lowest, progress, quick=quick):
             if row.fits:
-                return row
+                return [row]
             rows.append(row)
-    return best if len(best.made) > 1 else None
+    return [best] if len(best.made) > 1 and not quick else []
 
 
 def _lowest(rows: Sequence[_Trial], before: _Trial) -> _Trial | None:

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             told = None if snapshot is None else (snapshot, file_name(arguments.snapshot))
             return oom_summary.report(console, found, name, job, told)
-        oom.report(console, found, name, job)
+        oom.report(console, found, name, job, snapshot)
         if snapshot is not None:
             oom.snapshot_report(console, snapshot, file_name(arguments.snapshot), found[0].message)
 
@@ -197,10 +197,6 @@ def _predicted(arguments: argparse.Namespace, first: Explanation) -> PredictedJo
     workload = options.workload(arguments)
     from predictor.oom.reproduction import predicted_job
 
-    if workload.capacity is None:
-        if first.message.capacity is None:
-            raise InputError("the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
-        workload = workload.replace(capacity_bytes=first.message.capacity.bytes)
     return predicted_job(first, workload, every=arguments.remedies, progress=output.progress)
 
 

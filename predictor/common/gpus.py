@@ -119,6 +119,17 @@ ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "
                "4070-ti": "rtx-4070-ti", "3090": "rtx-3090", "3080": "rtx-3080", "3060": "rtx-3060"}
 
 
+def as_large(capacity_bytes: int) -> tuple[Gpu, ...]:
+    """The GPUs whose memory is within one percent of so many bytes, the nearest first.
+
+    One GPU's total varies so much with its driver and its share of reserved memory.
+    """
+    def distance(gpu: Gpu) -> int:
+        return abs(gpu.capacity_bytes - capacity_bytes)
+
+    return tuple(sorted((gpu for gpu in TABLE if distance(gpu) <= capacity_bytes // 100), key=distance))
+
+
 def find(name: str) -> Gpu:
     """The GPU with a name. Case, spaces, underscores and the maker's name do not matter.
 

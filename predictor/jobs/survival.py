@@ -145,6 +145,9 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
           margin: Margin = NO_PROFILE) -> Outcome:
     """Judges whether a job fits a GPU: surely, perhaps, or not. It fits if every simulated rank does.
 
+    It surely fits if it survives with the least and with the most that PyTorch may get, by :meth:`Margin.limits`: with
+    more memory a cache that was never emptied may leave no room at a worse moment, so both are needed.
+
     Args:
         capacity_bytes: the GPU's memory; None to simulate without a limit and without a verdict.
     """
@@ -153,12 +156,13 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
         return _worst(plays, None, runs_at(None))
     surely, at_best = margin.limits(capacity_bytes)
     certain = _worst(plays, surely, runs_at(surely), until_failure=True)
-    if certain.failure is None:
-        return replace(certain, verdict=FITS)
     runs = runs_at(at_best)
     possible = _worst(plays, at_best, runs, until_failure=True)
-    if possible.simulation.failed_at is None:
-        return replace(possible, verdict="uncertain", failure=possible.failure or certain.failure)
+    if certain.failure is None and possible.failure is None:
+        return replace(certain, verdict=FITS)
+    survivor = next((one for one in (possible, certain) if one.simulation.failed_at is None), None)
+    if survivor is not None:
+        return replace(survivor, verdict="uncertain", failure=possible.failure or certain.failure)
     failing_first = sorted(runs, key=lambda run: run is not possible.run)
     return replace(_worst(plays, None, failing_first), verdict="does_not_fit", failure=possible.failure)
 
@@ -187,17 +191,22 @@ class Shortage:
     idle_bytes: int
 
 
-def surviving(run: Run, settings: AllocatorSettings, capacity_bytes: int, limit_bytes: int) -> Peaks | Shortage:
-    """The peaks of one rank's run if it survives where PyTorch can reserve so many bytes, or how it failed.
+def surviving(run_at: Callable[[int | None], Run], settings: AllocatorSettings, capacity_bytes: int,
+              margin: Margin) -> Peaks | Shortage:
+    """The peaks of one rank's run if it surely fits, as :func:`judge` decides it, or how it failed.
 
-    The peaks are those of :func:`judge` for a rank of a job that fits.
+    Args:
+        run_at: as :data:`RunsAt`, of the one rank.
     """
-    outcome = _outcome(Plays(settings, capacity_bytes), limit_bytes, run)
-    if outcome.failure is None:
-        return Peaks(outcome.simulation.peak_allocated_bytes, outcome.reserved.bytes)
-    error = outcome.failure.simulation.out_of_memory
-    assert error is not None  # a failed simulation has it
-    return Shortage(run.rank, max(0, limit_bytes - error.allocated_bytes - error.requested_bytes))
+    plays, outcomes = Plays(settings, capacity_bytes), []
+    for limit in margin.limits(capacity_bytes):
+        outcome = _outcome(plays, limit, run_at(limit))
+        if outcome.failure is not None:
+            error = outcome.failure.simulation.out_of_memory
+            assert error is not None and limit is not None  # a failed simulation has an error, and had a limit
+            return Shortage(outcome.run.rank, max(0, limit - error.allocated_bytes - error.requested_bytes))
+        outcomes.append(outcome)
+    return Peaks(outcomes[0].simulation.peak_allocated_bytes, outcomes[0].reserved.bytes)
 
 
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 from predictor.common.errors import InputError
@@ -214,8 +214,8 @@ class Job:
         assert self.workload.capacity is not None  # the workload names a GPU
         peaks = Peaks(0, 0)
         for rank in ranks:
-            of_rank = survival.surviving(self.run(self.sure_bytes, rank), self.setup.allocator, self.workload.capacity,
-                                         self.sure_bytes)
+            of_rank = survival.surviving(partial(self.run, rank=rank), self.setup.allocator, self.workload.capacity,
+                                         self.margin)
             if isinstance(of_rank, Shortage):
                 return of_rank
             peaks = peaks.or_higher(of_rank)

@@ -64,7 +64,7 @@ class Explanation:
         others: the other processes. Where the message does not tell which process failed, those that surely did not.
         unidentified: processes of which one failed, and the message does not tell which (in a container PyTorch does
             not recognize its own number).
-        advice: remedies, the most promising first.
+        advice: remedies, those that free the most first.
     """
 
     message: Message
@@ -154,4 +154,4 @@ def _advice(m: Message, shares: tuple[Share, ...], others: tuple[Process, ...]) 
         found.append(Advice(Cure.OUTSIDE_PYTORCH, outside))
     if not found and shares:
         found.append(Advice(Cure.SMALLER_JOB, missing.bytes))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda advice: -advice.bytes))

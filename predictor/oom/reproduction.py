@@ -8,6 +8,8 @@ from predictor.answer.failure import LimitOutcome, with_limit
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction, Remedy
 from predictor.answer.remedies import remedies, with_remedies
+from predictor.common import gpus
+from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.jobs import dispatch
 from predictor.oom.amounts import Amount
@@ -65,12 +67,14 @@ class PredictedJob:
 
     Attributes:
         prediction: the job on the whole GPU, with the runtime that predictions assume.
+        assumed_gpu: a sentence that names the GPU whose kernels are predicted; empty if the user named it.
         reproduction: None if the message does not tell how much memory PyTorch could have.
         remedies: changes, judged with the memory that PyTorch could have there, or on the GPU if the message does not
             tell it; None if the job is predicted to survive.
     """
 
     prediction: Prediction
+    assumed_gpu: str
     reproduction: Reproduction | None
     remedies: tuple[Remedy, ...] | None
 
@@ -104,23 +108,40 @@ def predicted_job(explanation: Explanation, workload: Workload, *, every: bool =
     """Predicts the job of a message, and judges remedies with the memory that PyTorch had there.
 
     Args:
-        workload: with the GPU's capacity.
+        workload: the message's capacity is filled in where it has none, and a GPU of that size.
         every: judge all changes, and trace models where that is needed.
 
     Raises:
-        InputError: as :func:`predictor.answer.predict.predict`.
+        InputError: neither the message nor the workload tells the GPU's memory; or as
+            :func:`predictor.answer.predict.predict`.
     """
+    total, assumed_gpu = explanation.message.capacity, ""
+    capacity = workload.capacity if total is None or workload.capacity is not None else total.bytes
+    if capacity is None:
+        raise InputError("the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
+    if workload.gpu is None:
+        gpu, assumed_gpu = _gpu_of(capacity)
+        workload = workload.replace(gpu=gpu, capacity_bytes=capacity)
     prediction = predict(workload, progress=progress)
-    assert workload.capacity is not None  # as the arguments say
-    total = explanation.message.capacity
-    found = reproduce(explanation, workload, workload.capacity if total is None else total.bytes, progress)
+    found = reproduce(explanation, workload, capacity if total is None else total.bytes, progress)
     judged = None
     if found is None:
         judged = with_remedies(prediction, workload, every=every, trace=every, progress=progress).remedies
     elif found.outcome.failure is not None:
         there = workload.replace(capacity_bytes=_capacity(explanation, found, workload, progress))
         judged = remedies(there, every=every, trace=every, progress=progress)
-    return PredictedJob(prediction, found, judged)
+    return PredictedJob(prediction, assumed_gpu, found, judged)
+
+
+def _gpu_of(capacity_bytes: int) -> tuple[str, str]:
+    """The GPU to predict for, by its memory, and a sentence about that. Of several the usual one, or the nearest."""
+    near = gpus.as_large(capacity_bytes)
+    chosen = next((gpu for gpu in near if gpu.name == gpus.DEFAULT), *near[:1] or [gpus.find(gpus.DEFAULT)])
+    others = [gpu.name for gpu in near if gpu is not chosen]
+    if near and not others:
+        return chosen.name, f"Taken to be {chosen.name}, by its memory; --gpu NAME names another."
+    why = f"as large: {', '.join(others[:2])}{' …' if others[2:] else ''}" if others else "no known GPU is as large"
+    return chosen.name, f"Assumed the kernels of {chosen.name} ({why}): give --gpu NAME."
 
 
 def _capacity(explanation: Explanation, found: Reproduction, workload: Workload, progress: Progress | None) -> int:

@@ -19,7 +19,7 @@ from predictor.events.regimes import Regime
 from predictor.events.sizes import Shape
 from predictor.formula import learned, store
 from predictor.formula.formula_key import regimes_at
-from predictor.jobs import dispatch, survival, training_job
+from predictor.jobs import dispatch, training_job
 from predictor.jobs.survival import Peaks
 from predictor.jobs.training_job import Job
 from predictor.model import models
@@ -122,10 +122,8 @@ class Memory:
             InputError: as :meth:`job`.
         """
         job = self.job(setting, point, accumulation)
-        capacity = _capacity(job)
-        limit, _ = job.margin.limits(capacity)
         self.counts.simulated += 1
-        return isinstance(survival.surviving(job.run(limit, rank), job.setup.allocator, capacity, limit), Peaks)
+        return isinstance(job.fitting([rank]), Peaks)
 
     def with_formula(self, setting: Setting, points: Sequence[Point]) -> set[Point]:
         """The points whose regime has a formula already.
@@ -153,15 +151,12 @@ class Memory:
         def tried(index: int) -> int | None:
             """The index if its worst rank survives; else the last index that may survive, None if that is unknown."""
             job = self.job(setting, points[index], accumulation)
-            capacity = _capacity(job)
-            limit, _ = job.margin.limits(capacity)
-            error = survival.simulate_run(job.run(limit), job.setup.allocator, limit_bytes=limit,
-                                          total_bytes=capacity).out_of_memory
+            found = job.fitting(job.ranks(job.sure_bytes)[:1])
             self.counts.simulated += 1
-            if error is None:
+            if isinstance(found, Peaks):
                 return index
-            idle = max(0, limit - error.allocated_bytes - error.requested_bytes)  # bytes that blocks leave unused
-            return None if beyond is None else min(index, int(np.searchsorted(beyond, -idle, side="right"))) - 1
+            return None if beyond is None else \
+                min(index, int(np.searchsorted(beyond, -found.idle_bytes, side="right"))) - 1
 
         return last(tried, count, near_the_end=beyond is not None)
 
@@ -187,7 +182,7 @@ class Memory:
             job = self.job(setting, Point(shapes[0].batch, shapes[0].sequence or None), accumulation)
             if len(shapes) > 1 and not job.formula.regime.is_wide:
                 return None
-            limit, _ = job.margin.limits(_capacity(job))
+            limit = job.sure_bytes
             beyond.append(self._closed_form(job, shapes, limit) - limit)
             self.least[setting] = min(self.least.get(setting, math.inf), beyond[0][0] + limit)
         return np.maximum.accumulate(np.concatenate(beyond))
@@ -203,11 +198,6 @@ class Memory:
         batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
         peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
         return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,)))
-
-
-def _capacity(job: Job) -> int:
-    assert job.workload.capacity is not None  # plan() asks for a GPU or a capacity
-    return job.workload.capacity
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:

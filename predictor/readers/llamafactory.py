@@ -80,12 +80,7 @@ def rules(reading: Reading) -> None:
         fsdp2 = launch is not None and str(launch.fsdp.get("version")) == "2"
         reading.put("gradient_checkpointing_kwargs", {"use_reentrant": reading["use_reentrant_gc"] and not fsdp2},
                     "use_reentrant_gc", because="false with accelerate's FSDP2" if fsdp2 else "")
-    parts = hub.parts(name)
-    if parts and reading["freeze_vision_tower"]:
-        reading.put("no_grad", list(parts.towers), "freeze_vision_tower", because="only what trains is recomputed")
-        if adapters:
-            reading.note("with transformers 5, peft lets gradients into the frozen vision tower too, which "
-                         "LLaMA-Factory does not recompute: its activations then stay")
+    _frozen_towers(reading, name)
     if reading["neat_packing"]:
         reading.put("padding", "packed", "neat_packing")
     most = reading["image_max_pixels"]
@@ -99,6 +94,28 @@ def rules(reading: Reading) -> None:
     trainer.together(reading)
     trainer.evaluation(reading, "eval_strategy", reading["eval_strategy"] != "no" and
                        bool(reading["val_size"] or reading["eval_dataset"]))
+
+
+def _frozen_towers(reading: Reading, name: str) -> None:
+    """Sets what a frozen vision tower keeps for backward.
+
+    LLaMA-Factory recomputes only layers with parameters that train (model/model_utils/checkpointing.py,
+    ``get_custom_gradient_checkpointing_func``), so never those of a frozen tower. They keep their activations where
+    gradients reach them: peft makes the outputs of embeddings require gradients if the model is checkpointed and not
+    quantized (0.21, peft_model.py, ``_prepare_model_for_gradient_checkpointing``), and since transformers 5 a tower's
+    patch embedding is among those (modeling_utils.py, ``enable_input_require_grads``).
+    """
+    parts = hub.parts(name)
+    if not parts or not reading["freeze_vision_tower"]:
+        return
+    checkpointed = reading.workload["gradient_checkpointing"]
+    if reading["finetuning_type"] == "lora" and checkpointed and "quantization" not in reading.workload:
+        reading.put("gradient_checkpointing_modules", [parts.language[0]], "freeze_vision_tower",
+                    because="only what trains is recomputed")
+        reading.note("with transformers below 5 the frozen vision tower keeps no activations; here it keeps them all, "
+                     "as with transformers 5")
+    else:
+        reading.put("no_grad", list(parts.towers), "freeze_vision_tower", because="no gradients reach it")
 
 
 def _is_qwen(name: str) -> bool:

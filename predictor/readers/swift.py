@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from predictor.common.files import read_mapping
@@ -243,19 +243,27 @@ def _quantized(reading: Reading) -> None:
 def _not_quantized(model_parts: hub.Parts) -> list[str]:
     """Modules outside the language model, which are not quantized (arguments/base_args/quant_args.py,
     ``get_modules_to_not_convert``)."""
-    parts = (pattern.strip("*").partition(".")[0] for pattern in (*model_parts.towers, model_parts.projector[0]))
-    return [*dict.fromkeys(f"model.{part}" for part in parts), "lm_head"]
+    parts = dict.fromkeys(map(_top, (model_parts.towers, model_parts.projector)))
+    return [*(f"model.{part}" for part in parts), "lm_head"]
 
 
 def _checkpointing(reading: Reading, name: str) -> None:
     """Sets gradient checkpointing: reentrant except with DDP (trainers/mixin.py, ``_fix_gradient_checkpointing``)."""
     ddp = reading.world_size > 1 and not reading["deepspeed"] and not reading["fsdp"]
     trainer.checkpointing(reading, reentrant=not ddp, because="" if ddp else "unless DDP is the engine")
-    model_parts, towers = hub.parts(name), reading["vit_gradient_checkpointing"]
-    if model_parts and reading.workload["gradient_checkpointing"] and towers is False:
+    model_parts = hub.parts(name)
+    if not model_parts or not reading.workload["gradient_checkpointing"]:
+        return
+    if reading["vit_gradient_checkpointing"] is False:
         reading.put("gradient_checkpointing_modules", [model_parts.language[0]], "vit_gradient_checkpointing")
-        if reading["freeze_vit"]:
-            reading.put("no_grad", list(model_parts.towers), "vit_gradient_checkpointing", "freeze_vit")
+    if reading["freeze_vit"] and (reading["freeze_aligner"] or _top(model_parts.projector) != _top(model_parts.towers)):
+        reading.put("no_grad", list(model_parts.towers), "freeze_vit",  # model/patcher.py, patch_frozen_module
+                    because="a tower in which nothing trains runs without gradients")
+
+
+def _top(patterns: Sequence[str]) -> str:
+    """The module right below the model that holds the parameters of the first pattern."""
+    return patterns[0].strip("*").partition(".")[0]
 
 
 def _loss(reading: Reading) -> None:

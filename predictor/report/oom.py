@@ -41,12 +41,23 @@ POSSIBLE_CAUSES = (
     "samples in this batch, other versions of PyTorch or of the model's code, allocations of the program's own")
 
 
-CHECKED = {Cure.EXPANDABLE_SEGMENTS, Cure.MAX_SPLIT_SIZE, Cure.SMALLER_JOB}
-"""Cures that remedies judge with the job: with these, the message's own guess is not printed."""
+SETTINGS = frozenset((Cure.EXPANDABLE_SEGMENTS, Cure.MAX_SPLIT_SIZE))
+"""Cures by the allocator's settings."""
 
 
-def report(console: Console, found: list[Explanation], name: str, job: PredictedJob | None = None) -> None:
-    """Prints the first message in full, what its job's prediction adds, and one line for each further message."""
+def checked(job: PredictedJob | None, snapshot: RecordedFailure | None) -> frozenset[Cure]:
+    """The cures that a job's remedies or a played snapshot judge; the message's own guess about them is not printed."""
+    by_job = SETTINGS | {Cure.SMALLER_JOB} if job is not None else frozenset()
+    return by_job | (SETTINGS if snapshot is not None and not snapshot.obstacle else frozenset())
+
+
+def report(console: Console, found: list[Explanation], name: str, job: PredictedJob | None = None,
+           snapshot: RecordedFailure | None = None) -> None:
+    """Prints the first message in full, what its job's prediction adds, and one line for each further message.
+
+    Args:
+        snapshot: what a snapshot says; it is printed by :func:`snapshot_report`.
+    """
     first, *others = found
     _say(console, headline(first.message), style="bold red")
     _say(console, source_line(first.message, name), style="dim")
@@ -56,7 +67,7 @@ def report(console: Console, found: list[Explanation], name: str, job: Predicted
     if first.shares:
         console.print(_shares_table(first))
         console.print()
-    unchecked = [advice for advice in first.advice if job is None or advice.cure not in CHECKED]
+    unchecked = [advice for advice in first.advice if advice.cure not in checked(job, snapshot)]
     for sentence in (*facts(first), *(["By this message alone (not checked with the job):"] if unchecked else []),
                      *(f"- {advice_text(advice, first)}" for advice in unchecked)):
         _say(console, sentence)
@@ -185,6 +196,8 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
     """
     found = job.reproduction
     console.print()
+    if job.assumed_gpu:
+        _say(console, job.assumed_gpu)
     outside = size_text(job.prediction.provenance.get("runtime_bytes", 0))
     _say(console, f"Predicted for this configuration on the whole GPU, {outside} outside PyTorch assumed: "
                   f"{verdict(job.prediction)}", style="bold")

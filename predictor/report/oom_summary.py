@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from predictor.common.safe_text import printable
-from predictor.oom.explanation import Explanation, Holder
+from predictor.oom.explanation import Cure, Explanation, Holder
 from predictor.oom.message import Kind, Message
 from predictor.oom.recorded import RecordedFailure
 from predictor.oom.reproduction import PredictedJob, Reproduction
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONGEST_NAME = 40
 """Characters of the name of a file or function; the beginning of a longer one is left out."""
 MOST_ADVICE = 2
-"""Sentences of advice by the message alone; with a job, whose remedies are checked, only one."""
+"""Sentences of advice by the message alone; only one where other cures were checked."""
 MOST_PLACES = 2
 """Lines of code that are named for a snapshot."""
 MOST_FACTORS = 3
@@ -48,7 +48,7 @@ def report(console: Console, found: list[Explanation], name: str, job: Predicted
     """
     parts: list[Part] = []
     for most_remedies in range(remedies.MOST + 1, 0, -1):  # with a note of what was not checked
-        parts = [*_message(found[0], name, with_job=job is not None),
+        parts = [*_message(found[0], name, oom.checked(job, snapshot and snapshot[0])),
                  *(() if job is None else _job(job, most_remedies)),
                  *((text, "") for text in (() if snapshot is None else _snapshot(*snapshot, found[0].message))),
                  (_rest(found, job, most_remedies, snapshot is not None), "")]
@@ -64,8 +64,8 @@ def _lines(console: Console, part: str | Table) -> Sequence[object]:
     return console.render_lines(part) if not isinstance(part, str) else wrapped(console, part, indent=0) or [""]
 
 
-def _message(explanation: Explanation, name: str, *, with_job: bool) -> Iterator[Part]:
-    """What the message itself says. With a job, advice that its remedies check is left out."""
+def _message(explanation: Explanation, name: str, checked: Collection[Cure]) -> Iterator[Part]:
+    """What the message itself says. Advice that was checked otherwise is left out."""
     m = explanation.message
     yield oom.headline(m), "bold red"
     yield oom.source_line(m, _end(name)), "dim"
@@ -77,8 +77,8 @@ def _message(explanation: Explanation, name: str, *, with_job: bool) -> Iterator
         yield "", ""
     for fact in _facts(explanation):
         yield fact, ""
-    advice = [item for item in explanation.advice if not with_job or item.cure not in oom.CHECKED]
-    for item in advice[:1 if with_job else MOST_ADVICE]:
+    advice = [item for item in explanation.advice if item.cure not in checked]
+    for item in advice[:1 if checked else MOST_ADVICE]:
         yield f"- By this message alone: {oom.advice_text(item, explanation)}", ""
 
 
@@ -115,6 +115,8 @@ def _job(job: PredictedJob, most_remedies: int) -> Iterator[Part]:
     """Where the job is predicted to fail, beside the message, what holds the memory then, and remedies."""
     found = job.reproduction
     yield "", ""
+    if job.assumed_gpu:
+        yield job.assumed_gpu, ""
     if found is None:
         yield (f"Predicted: {verdict(job.prediction)} The message does not tell how much memory PyTorch could have: "
                "its failure cannot be compared."), "bold"

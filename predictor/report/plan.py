@@ -174,7 +174,7 @@ def _knobs(console: Console, plan: Plan) -> None:
 
 def knob_text(knob: Knob) -> str:
     """A change in the words of the user's own file; in peakcast's where there are none, or long ones."""
-    return knob.own_words if 0 < len(knob.own_words) <= MOST_WORDS else knob.change
+    return knob.own_words if knob.where and 0 < len(knob.own_words) <= MOST_WORDS else knob.change
 
 
 def signed(size: int | None) -> str:

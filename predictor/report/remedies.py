@@ -72,7 +72,8 @@ def change_text(remedy: Remedy, *, brief: bool = False) -> str:
     said = remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
     if len(remedy.own_words) <= LONG:
         return said
-    return f"{_changes(remedy)} ({remedy.where}: see --details)" if brief else f"{_changes(remedy)}: {said}"
+    there = f"{remedy.where}: " if remedy.where else ""
+    return f"{_changes(remedy)} ({there}see --details)" if brief else f"{_changes(remedy)}: {said}"
 
 
 def _changes(remedy: Remedy) -> str:

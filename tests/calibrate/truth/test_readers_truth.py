@@ -13,7 +13,7 @@ from calibrate.dryrun.dryrun import Streams, dryrun
 from predictor.cli import Parser
 from predictor.commands import options
 from predictor.jobs import dispatch
-from tests.calibrate.small_jobs import SEQUENCE, measured_and_predicted, model_file, needs_emulator, workload
+from tests.calibrate.small_jobs import BATCH, SEQUENCE, measured_and_predicted, model_file, needs_emulator, workload
 from tests.calibrate.trainer import FROZEN_TOWER as FREEZE
 from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 
@@ -92,3 +92,34 @@ def test_axolotls_qlora_needs_what_its_file_is_read_as_and_adapters_of_fp32(tmp_
     wide, inner = LLAMA["hidden_size"], LLAMA["intermediate_size"]
     adapters = LLAMA["num_hidden_layers"] * RANK * (4 * 2 * wide + 3 * (wide + inner))
     assert 0 < found.peak_requested_bytes - predicted - 6 * adapters < SCALARS_BYTES
+
+
+LLAMA_FACTORY = """
+    import functools, peft
+    from torch.utils.checkpoint import checkpoint
+
+    def where_something_trains(function, *arguments):
+        block = getattr(function, "func", function).__self__
+        if not any(parameter.requires_grad for parameter in block.parameters()):
+            return function(*arguments)
+        arguments[0].requires_grad_(True)
+        return checkpoint(function, *arguments, use_reentrant=True)
+
+    model.gradient_checkpointing_enable()
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=where_something_trains)
+    targets = r".*language_model.*\\.(?:q|k|v|o|gate|up|down)_proj"
+    model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=targets))
+"""
+"""Lines that make a model ready as LLaMA-Factory 0.9.5 does for LoRA (model/model_utils/checkpointing.py)."""
+
+
+def test_a_frozen_tower_in_llama_factory_keeps_its_activations_as_predicted(tmp_path):
+    model_file(tmp_path)
+    (tmp_path / "job.json").write_text(json.dumps({
+        "model_name_or_path": str(tmp_path), "stage": "sft", "finetuning_type": "lora", "lora_target": "all", "bf16": True,
+        "cutoff_len": SEQUENCE, "per_device_train_batch_size": BATCH}))
+    asked = read("--gpu", "h100-80gb", "--profile", "none", "--from", str(tmp_path / "job.json"))
+    found = train(tmp_path, prepare=LLAMA_FACTORY, gradient_checkpointing=False, bf16=True)
+    predicted = dispatch.prepare(asked).run(asked.capacity, 0).peak
+    assert 0 <= found.peak_requested_bytes - predicted < SCALARS_BYTES
+    assert predicted > dispatch.prepare(asked.replace(no_grad="*vision_tower*")).run(asked.capacity, 0).peak

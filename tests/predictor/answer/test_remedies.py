@@ -14,6 +14,7 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.remedies import short
+from predictor.workload.option_words import option_words
 from tests.predictor.small import small_llama
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
@@ -81,9 +82,8 @@ def test_batch_sizes_in_the_users_deepspeed_config_change_with_the_batch():
 
 def test_changes_are_made_together_where_no_single_one_fits():
     workload = Workload(**JOBS[0], capacity_bytes=24 << 30).replace(gpu=None)
-    together = remedies(workload)[-1]
-    assert together.fits and len(together.changes) > 1
-    assert not any(remedy.fits for remedy in remedies(workload)[:-1])
+    (together,) = (remedy for remedy in remedies(workload) if remedy.fits)
+    assert len(together.changes) > 1
     assert predict(workload.replace(**together.keys)).verdict == "fits"
 
 
@@ -126,9 +126,12 @@ def test_remedies_need_a_gpu():
 
 
 def test_the_price_of_a_larger_gpu_says_where_its_capacity_is_assumed():
-    family = next(family for family in changes.of(Workload(**LLAVA | {"gpu": "a100-40gb"})) if "gpu" in family[0].keys)
-    assert {change.costs for change in family} == {"a larger GPU", "a larger GPU, of an assumed capacity"}
-    for change in family:
+    def larger(than):
+        return next(family for family in changes.of(Workload(**LLAVA | {"gpu": than})) if "gpu" in family[0].keys)
+
+    assert {change.costs for change in larger("a100-40gb")} == {"a larger GPU"}
+    assumed = next(gpu.name for gpu in sorted(gpus.TABLE, key=lambda gpu: -gpu.capacity_bytes) if gpu.measured)
+    for change in larger(assumed):
         assert ("assumed" in change.costs) == (not gpus.find(change.keys["gpu"]).measured)
 
 
@@ -204,16 +207,14 @@ def test_a_job_that_becomes_deepspeeds_in_the_users_words_is_that_of_the_changed
                "--max_length 64 --output_dir out --per_device_train_batch_size 2")
     (tmp_path / "job.sh").write_text(command + "\n")
     keys, source = readers.read(path=str(tmp_path / "job.sh"))
-    workload = Workload.from_mapping({"capacity_bytes": 1 << 40, **keys}).read_from(source)
+    workload = Workload.from_mapping({"capacity_bytes": 1 << 21, **keys}).read_from(source)
     change = _to_deepspeed(workload)
     monkeypatch.setattr(changes, "of", lambda _: [(change,)])
     (chosen,) = remedies(workload, every=True, trace=True)
     (tmp_path / "changed.sh").write_text(f"{command} {chosen.own_words}\n")
     changed, _ = readers.read(path=str(tmp_path / "changed.sh"))
-    prediction = predict(Workload.from_mapping({"capacity_bytes": 1 << 40, **changed}))
-    assert prediction.verdict == "fits" and chosen.fits
-    assert (prediction.peak_requested_bytes, prediction.peak_reserved_bytes) == (
-        chosen.peak_requested_bytes, chosen.peak_reserved_bytes)
+    prediction = predict(Workload.from_mapping({"capacity_bytes": 1 << 21, **changed}))
+    assert (prediction.verdict, prediction.peak_requested_bytes) == ("does_not_fit", chosen.peak_requested_bytes)
 
 
 def test_sequences_are_cut_below_half_where_longer_ones_do_not_fit(monkeypatch):
@@ -285,3 +286,29 @@ def test_a_change_for_which_the_framework_has_no_setting_says_so(tmp_path):
     said = "inputs of checkpoints → host"
     assert named[said] == f"{said}, for which LLaVA 1.2 has no known setting: change the code"
     assert all(after == before for before, after in named.items() if "GPU" in before or "a100" in before)
+
+
+def test_changes_that_keep_training_are_made_together_though_a_single_other_change_fits():
+    judged = remedies(Workload(**LLAVA, capacity_bytes=48 << 30))
+    single, together = sorted((remedy for remedy in judged if remedy.fits), key=lambda remedy: len(remedy.changes))
+    assert single.differs and together.changes[0].startswith("micro batch 16 → 1")
+
+
+@pytest.mark.parametrize(("conf", "listed"), [(None, True), ("expandable_segments:True", False)])
+def test_of_a_job_that_fits_only_what_lowers_its_reserved_memory_is_listed(conf, listed):
+    workload = Workload(**JOBS[2] | {"gpu": "h200"}, allocator_conf=conf)
+    reserved = predict(workload).peak_reserved_bytes
+    judged = remedies(workload, every=True)
+    assert all(remedy.fits and remedy.peak_reserved_bytes < reserved for remedy in judged if remedy.fits is not None)
+    assert any("expandable" in remedy.own_words for remedy in judged) == listed
+
+
+@pytest.mark.parametrize(("given", "keys", "words"), [
+    ({}, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}, "--per-device-train-batch-size 8"),
+    ({"gradient_checkpointing": False}, {"gradient_checkpointing": True}, "--gradient-checkpointing"),
+    ({"engine": "ddp"}, {"engine": None, "zero_stage": 2}, "--zero-stage 2, without --engine"),
+    ({}, {"allocator_conf": "expandable_segments:True"}, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+    ({}, {"quantization": {"load_in_4bit": True}}, "--quantization load_in_4bit=true"),
+    ({}, {"deepspeed": {"zero_optimization": {"stage": 2}}}, "")])
+def test_changes_are_said_in_words_that_can_be_typed(given, keys, words):
+    assert option_words(Workload(**{"model": "llava-1.5-7b"} | given), keys) == words

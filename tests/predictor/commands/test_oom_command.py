@@ -92,7 +92,7 @@ def test_remedies_are_judged_with_the_memory_that_pytorch_had(capsys, path):
     assert fitting and all(remedy["peak_reserved_bytes"] <= said["reproduction"]["limit_bytes"] for remedy in fitting)
     assert main(["oom", path, *JOB]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert f"Remedies, each predicted with the 38.50 GiB that PyTorch had: - Fits with {fitting[0]['changes'][0]}" in text
+    assert f"Remedies, each predicted with the 38.50 GiB that PyTorch had: - Fits with {fitting[0]['own_words']}" in text
     assert "not checked with the job" not in text
 
 
@@ -103,6 +103,29 @@ def test_memory_of_other_processes_counts_for_remedies(capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["prediction"]["verdict"] == "fits" and said["reproduction"]["limit_bytes"] == 38 * GIB + GIB // 2
     assert any(remedy["fits"] for remedy in said["remedies"])
+
+
+@pytest.mark.parametrize(("capacity", "said"), [
+    ("47.53 GiB", "Taken to be "), ("39.39 GiB", "Taken to be a100-40gb, by its memory"),
+    ("79.25 GiB", "Assumed the kernels of h100-80gb (as large: a100-80gb, a800-80gb …): give --gpu NAME."),
+    ("300.00 GiB", "(no known GPU is as large)")])
+def test_the_gpu_of_a_message_is_taken_by_its_memory_and_said(capsys, capacity, said):
+    assert main(["oom", f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of {capacity} of which "
+                        "1.00 GiB is free.", *JOB]) == 0
+    assert (said in " ".join(capsys.readouterr().out.split())) == (capacity != "47.53 GiB")
+
+
+def test_a_gpu_that_is_named_is_not_assumed(capsys, path):
+    assert main(["oom", path, *JOB, "--gpu", "a100-80gb"]) == 0
+    text = capsys.readouterr().out
+    assert "Assumed the kernels" not in text and "Taken to be" not in text
+
+
+def test_a_snapshot_that_was_played_replaces_the_messages_guess_about_settings(capsys, path):
+    assert main(["oom", path, "--snapshot", str(recorded("small-out-of-memory"))]) == 0
+    text = capsys.readouterr().out
+    assert "With expandable_segments:True" in text and "By this message alone: PYTORCH" not in text
+    assert "idle memory usable" not in " ".join(text.split())
 
 
 def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):

@@ -67,6 +67,15 @@ def test_an_uncertain_verdict_tells_where_the_run_with_less_room_fails():
     assert len(outcome.failure.run.events) == 2 and outcome.failure.simulation.failed_at == 1
 
 
+def test_what_dies_with_the_most_room_does_not_surely_fit():
+    def runs_at(limit):
+        return one([(1, 0), (1, 1)], [2 * GIB, GIB]) if limit >= 2 * GIB else one([(1, 0)], [MIB])
+
+    outcome = survival.judge(runs_at, DEFAULT, 2 * GIB)
+    assert outcome.verdict == "uncertain" and outcome.simulation.failed_at is None and outcome.failure is not None
+    assert isinstance(survival.surviving(lambda limit: runs_at(limit)[0], DEFAULT, 2 * GIB, survival.NO_PROFILE), survival.Shortage)
+
+
 def test_without_a_capacity_there_is_no_verdict():
     outcome = survival.judge(lambda _: one([(1, 0)], [30 * MIB]), DEFAULT, None)
     assert outcome.verdict is None and outcome.simulation.peak_reserved_bytes == 30 * MIB

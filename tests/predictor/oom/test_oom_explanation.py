@@ -63,6 +63,8 @@ def test_where_two_processes_may_have_failed_none_is_blamed():
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 8 * GIB), [Cure.EXPANDABLE_SEGMENTS]),
     (State(0, 2 * GIB, 80 * GIB, GIB, 77 * GIB, GIB // 2), [Cure.SMALLER_JOB]),
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0, this_process=71 * GIB, others=((9, 8 * GIB),)), [Cure.OTHER_PROCESSES]),
+    (State(0, 2 * GIB, 80 * GIB, GIB, 30 * GIB, 7 * GIB, this_process=38 * GIB, others=((9, 41 * GIB),)),
+     [Cure.OTHER_PROCESSES, Cure.EXPANDABLE_SEGMENTS]),  # what frees the most comes first
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0, this_process=79 * GIB), [Cure.OUTSIDE_PYTORCH]),
     (State(0, 2 * GIB, 80 * GIB, GIB, 70 * GIB, 0), [Cure.OUTSIDE_PYTORCH]),  # whoever it is
     (State(0, MIB, 80 * GIB, 0, 79 * GIB, 0, this_process=80 * GIB - GIB // 2), [Cure.SMALLER_JOB]),  # a usual context

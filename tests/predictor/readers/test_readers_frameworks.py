@@ -203,3 +203,19 @@ def test_ms_swifts_configuration_with_a_word_behind_it_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("model: gpt2\n")
     with pytest.raises(InputError, match='"b" is not expected there'):
         readers.read(words=["swift", "sft", "--config", str(tmp_path / "a.yaml"), "b"])
+
+
+@pytest.mark.parametrize(("keys", "recomputed", "without_gradients"), [
+    ({"finetuning_type": "lora"}, True, False), ({"finetuning_type": "lora", "quantization_bit": 4}, False, True),
+    ({"finetuning_type": "lora", "disable_gradient_checkpointing": True}, False, True), ({"finetuning_type": "full"}, False, True),
+    ({"finetuning_type": "lora", "freeze_vision_tower": False}, False, False)])
+def test_gradients_reach_llama_factorys_frozen_tower_where_peft_lets_them_in(read, keys, recomputed, without_gradients):
+    values, _ = read({"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "cutoff_len": 64, "bf16": True} | keys)
+    assert ("gradient_checkpointing_modules" in values, "no_grad" in values) == (recomputed, without_gradients)
+
+
+@pytest.mark.parametrize(("keys", "without_gradients"), [
+    ({}, True), ({"vit_gradient_checkpointing": False}, True), ({"freeze_aligner": False}, False), ({"freeze_vit": False}, False)])
+def test_ms_swift_runs_a_tower_in_which_nothing_trains_without_gradients(read, keys, without_gradients):
+    values, _ = read(SWIFT | {"model": "Qwen/Qwen2.5-VL-7B-Instruct"} | keys)
+    assert ("no_grad" in values) == without_gradients
