@@ -81,7 +81,7 @@ def test_a_job_is_predicted_on_the_gpu_of_the_message(capsys, path):
 def test_numbers_that_do_not_agree_are_said_plainly(capsys, path):
     assert main(["oom", path, *JOB, "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Predicted for this configuration on the whole GPU, 2.34 GiB outside PyTorch assumed: Does not fit" in text
+    assert "Predicted for this configuration on the whole GPU, 2.24 GiB outside PyTorch assumed: Does not fit" in text
     assert "The numbers do not agree, so this may be another failure than the reported one." in text
 
 
