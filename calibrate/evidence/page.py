@@ -1,0 +1,238 @@
+"""The comparison with real GPUs as a page of Markdown, and its headline as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+from calibrate.evidence.comparison import (
+    CLOSE,
+    GROUPS,
+    JOBS,
+    WORST,
+    Comparison,
+    Figure,
+    Share,
+    by,
+    gpu_of,
+    share,
+)
+from calibrate.evidence.searches import Search
+from calibrate.evidence.sources import Basis, Kind
+from calibrate.evidence.verdicts import Judged, Thread, Threads
+
+GIB = 1 << 30
+EDGES = (0.0001, 0.001, 0.01, 0.05)
+HOW = {"workload": "predicted", "report": "predicted", "command": "the author's script, on the emulated GPU",
+       "operator": "traced", "recording": "replayed"}
+VERDICTS = {"fits": "fits", "uncertain": "uncertain", "does_not_fit": "does not fit"}
+HEAD = """# What other people's GPUs say
+
+Nobody here measured these: they are figures that others published of real GPUs, beside what peakcast says of the same
+jobs. Made by `python scripts/check.py real_gpus` from `profiles/evidence/real_gpus`, which has the source of every
+figure (repository, commit, file), the job as keys of `peakcast predict` or as the author's own script, and what was
+predicted. Errors are (predicted - measured) / measured. Facts and figures only: no file of others is copied.
+
+- Every job was reconstructed, and the reconstruction committed, before its prediction was made. Nothing was tuned to
+  these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
+  the source nor its code states is *assumed*. Both are shown below, and neither is in the headline.
+- Predicted are peaks for the versions of this repository (PyTorch 2.11, transformers 5.17), not for the authors'.
+- *requested*: what tensors asked for (memory histories record it); *allocated*: `max_memory_allocated`; *reserved*:
+  `max_memory_reserved`; *device*: nvidia-smi, compared with predicted reserved bytes.
+- "The author's script, on the emulated GPU" is `peakcast dryrun` of the unchanged script: real PyTorch, no formula of
+  peakcast's. "Predicted" is `peakcast predict`.
+- Published figures have few digits. An error within the last one is no difference.
+
+"""
+
+
+def summary(compared: Comparison) -> str:
+    """The headline: how many figures of how many jobs are how close."""
+    if not compared.judged:
+        return "No figure of other people's GPUs is predicted."
+    groups = by(compared.judged, lambda figure: figure.group)
+    shares = "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), median "
+                       f"{found.median:.3%}, worst {found.worst:+.2%}"
+                       for name, figures in groups.items() if (found := share(figures)) is not None)
+    return (f"{len(compared.rows())} jobs that others measured on {len(compared.gpus)} kinds of real GPUs "
+            f"({len(compared.judged_sources)} sources, {len(compared.rows(Kind.TRAINING))} training jobs; "
+            f"{compared.date}): {shares}.")
+
+
+def text(compared: Comparison, threads: Threads, searches: Iterable[Search] = ()) -> str:
+    """The whole page."""
+    parts = (_headline(compared), _groups(compared), _worst(compared), _verdicts(threads), _apart(compared),
+             _rows(compared), _set_aside(compared), _missing(compared, threads), _searches(searches))
+    return HEAD + "\n".join(line.rstrip() for line in chain.from_iterable(parts)) + "\n"
+
+
+def _headline(compared: Comparison) -> Iterator[str]:
+    yield f"**{summary(compared)}**"
+    yield ""
+    yield from _head("figures whose error is at most", *(f"{edge:.2%}" for edge in EDGES), f"beyond {EDGES[-1]:.0%}")
+    for name, figures in by(compared.judged, lambda figure: figure.group).items():
+        counts = [sum(abs(figure.error) <= edge for figure in figures) for edge in EDGES]
+        yield _line(name, *counts, len(figures) - counts[-1])
+    yield ""
+
+
+def _groups(compared: Comparison) -> Iterator[str]:
+    keys: dict[str, Callable[[Figure], str]] = {
+        "by how": lambda figure: HOW[figure.how], "by kind of job": lambda figure: figure.row.kind.value,
+        "by GPU": gpu_of, "by source": lambda figure: figure.source.name}
+    for title, key in keys.items():
+        yield from _head(title, "jobs", *(f"{group} within {CLOSE:.0%}, worst" for group in list(GROUPS)[:2]))
+        for name, figures in by(compared.judged, key).items():
+            jobs = len({(figure.source.name, figure.row.id) for figure in figures})
+            yield _line(name, jobs, *(_share(share(figure for figure in figures if figure.group == group))
+                                      for group in list(GROUPS)[:2]))
+        yield ""
+
+
+def _share(found: Share | None) -> str:
+    return "" if found is None else f"{found.close} of {found.figures}, {found.worst:+.3%}"
+
+
+def _worst(compared: Comparison) -> Iterator[str]:
+    yield f"## The {WORST} worst"
+    yield ""
+    yield from _head("source", "job", "GPU", "quantity", "measured", "error", "cause")
+    for figure in compared.worst():
+        yield _line(figure.source.name, figure.row.id, gpu_of(figure), _quantity(figure), _gib(figure.measured),
+                    f"{figure.error:+.3%}", figure.row.cause or "**unexplained**")
+    yield ""
+
+
+def _verdicts(threads: Threads) -> Iterator[str]:
+    pairs = threads.pairs
+    yield "## Jobs that ran out of memory"
+    yield ""
+    yield (f"{len(pairs)} public reports: said, predicted, and what happened. Said to fit and ran out of memory: "
+           f"{len(threads.false_fits)}. Said not to fit and ran: {len(threads.false_alarms)}. Where a message shows what "
+           "PyTorch could have, that is the capacity. *Allocated then* is what tensors held when the allocation failed: "
+           "as the message says, and on the emulated GPU.")
+    yield ""
+    yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
+                     "basis and remarks")
+    for thread, judged in pairs:
+        remarks = "; ".join(filter(None, (thread.basis.value, thread.note, thread.cause and f"cause: {thread.cause}")))
+        yield _line(thread.id, thread.where, thread.gpu, thread.happened.value, _verdict(thread, judged),
+                    _gib(thread.said.get("allocated_bytes", 0)), _gib(judged.allocated_bytes), remarks)
+    yield ""
+
+
+def _verdict(thread: Thread, judged: Judged) -> str:
+    said = VERDICTS[judged.verdict.value]
+    return f"{said} ({_gib(judged.reserved_bytes)} reserved)" if judged.reserved_bytes else said
+
+
+def _apart(compared: Comparison) -> Iterator[str]:
+    """Rows that the headline does not count because they are no jobs."""
+    for kind, title in ((Kind.RECORDING, "Memory histories, replayed"), (Kind.OPERATOR, "Single operators")):
+        figures = [figure for figure in compared.figures if figure.row.kind is kind]
+        if not figures:
+            continue
+        yield f"## {title}"
+        yield ""
+        if kind is Kind.RECORDING:
+            yield ("The simulated allocator is given the allocations and frees that PyTorch recorded on a real GPU, and "
+                   "decides itself which segments it reserves.")
+            yield ""
+        yield from _head("source", "GPU", "rows", "equal to the byte" if kind is Kind.RECORDING else "within 0.01 %",
+                         "worst")
+        limit = 0 if kind is Kind.RECORDING else EDGES[0]
+        groups = by(figures, lambda figure: f"{figure.source.name} | {gpu_of(figure)}")
+        for name, members in groups.items():
+            worst = max((figure.error for figure in members), key=abs)
+            yield _line(name, len(members), sum(abs(figure.error) <= limit for figure in members), f"{worst:+.4%}")
+        yield ""
+
+
+def _rows(compared: Comparison) -> Iterator[str]:
+    yield "## All jobs"
+    yield ""
+    for source in compared.sources:
+        figures = [figure for figure in compared.figures if figure.source is source and figure.row.kind in JOBS]
+        if not figures:
+            continue
+        yield f"### {source.name}"
+        yield ""
+        yield f"{source.about} Commit {source.commit or 'none'}; license: {source.license}."
+        yield ""
+        for note in dict.fromkeys(figure.row.note for figure in figures if figure.row.note):
+            yield f"- {note}"
+        yield ""
+        yield from _head("job", "kind", "GPU", "versions", "where", "how", "quantity", "measured", "predicted", "error",
+                         "remarks")
+        for figure in figures:
+            row = figure.row
+            versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
+            yield _line(row.id, row.kind.value, gpu_of(figure), versions, row.where, HOW[figure.how], _quantity(figure),
+                        f"{figure.measured:,}", f"{figure.predicted:,}", f"{figure.error:+.4%}",
+                        _remarks(compared, figure))
+        yield ""
+
+
+def _remarks(compared: Comparison, figure: Figure) -> str:
+    found = compared.predictions[figure.source.name, figure.row.id]
+    events = ""
+    if found.events:
+        same = "the same events" if not found.events_that_differ else f"{found.events_that_differ} events differ"
+        events = f"{same} ({found.events:,})"
+    row = figure.row
+    cause = row.cause or ("" if figure.is_close else "**unexplained**")
+    return "; ".join(filter(None, (
+        "assumed" if row.basis is Basis.ASSUMED else "", row.fitted and f"fitted: {row.fitted}", events, cause)))
+
+
+def _set_aside(compared: Comparison) -> Iterator[str]:
+    aside = [figure for figure in compared.figures if figure.row.kind in JOBS and not figure.is_judged]
+    if not aside:
+        return
+    rows = {(figure.source.name, figure.row.id) for figure in aside}
+    found = share(aside)
+    yield "## Not in the headline"
+    yield ""
+    yield (f"{len(rows)} jobs are fitted, or rest on an assumption that their row names: {found.close} of "
+           f"{found.figures} figures within {CLOSE:.0%}, worst {found.worst:+.2%}.")
+    yield ""
+
+
+def _missing(compared: Comparison, threads: Threads) -> Iterator[str]:
+    yield "## Not reconstructed"
+    yield ""
+    for source in compared.sources:
+        for item in source.not_reconstructed:
+            yield f"- {source.name}: {item.what}: {item.why}"
+    for item in threads.not_reconstructed:
+        yield f"- {item.what}: {item.why}"
+    for source, row in compared.unpredicted:
+        yield f"- {source.name}: {row.id}: reconstructed, not predicted yet"
+    yield ""
+
+
+def _searches(searches: Iterable[Search]) -> Iterator[str]:
+    listed = list(searches)
+    if not listed:
+        return
+    yield "## Where was searched"
+    yield ""
+    for search in listed:
+        yield f"- {search.where}: {search.what}: {search.found}"
+
+
+def _quantity(figure: Figure) -> str:
+    return figure.quantity.removesuffix("_bytes")
+
+
+def _gib(value: int) -> str:
+    return f"{value / GIB:.2f} GiB" if value else ""
+
+
+def _head(*columns: str) -> Iterator[str]:
+    yield _line(*columns)
+    yield "|" + " --- |" * len(columns)
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
