@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.evidence.sources import DIRECTORY, Command, Job, Row, Source
+from calibrate.evidence.sources import DIRECTORY, Command, Job, Operator, Report, Row, Source
 from calibrate.evidence.verdicts import Thread, Verdict
 from predictor.common import gpus
 from predictor.common.errors import InputError
@@ -64,48 +64,46 @@ def predict(source: Source, row: Row, inputs: Inputs) -> Found:
     Raises:
         InputError: the job cannot be predicted, or its script failed.
     """
-    return FORMS[row.job.form](source, row, inputs)
+    form = row.job.form
+    return FORMS[form](getattr(row.job, form), source, row, inputs)
 
 
-def _workload(source: Source, row: Row, inputs: Inputs) -> Found:
-    answer = _answer(row.job, row.emulated, row.capacity_bytes)
+def _workload(keys: Mapping[str, Any], source: Source, row: Row, inputs: Inputs) -> Found:
+    answer = _answer(keys, row.emulated, row.capacity_bytes)
     return {"bytes": {"requested_bytes": answer.peak_requested_bytes, "allocated_bytes": answer.peak_allocated_bytes,
                       "reserved_bytes": answer.peak_reserved_bytes}}
 
 
-def _answer(job: Job, gpu: str, capacity_bytes: int) -> Any:
+def _answer(keys: Mapping[str, Any], gpu: str, capacity_bytes: int) -> Any:
     """The prediction of a job that is given by keys."""
     from predictor.answer.predict import predict
     from predictor.workload.workload import Workload
 
-    keys: Mapping[str, Any] = job.workload or {}
     model = str(keys["model"])
     own = {"model": str(DIRECTORY / model)} if model.endswith(".json") else {}
     return predict(Workload(**{**keys, **own, "gpu": gpu, "profile": "none", "capacity_bytes": capacity_bytes or None}))
 
 
-def _report(source: Source, row: Row, inputs: Inputs) -> Found:
+def _report(report: Report, source: Source, row: Row, inputs: Inputs) -> Found:
     from calibrate.checks import gemma_report
 
-    peaks = gemma_report.peaks(gemma_report.ROWS[row.job.report.job])
-    return {"bytes": {"allocated_bytes": getattr(peaks, row.job.report.moment)}}
+    peaks = gemma_report.peaks(gemma_report.ROWS[report.job])
+    return {"bytes": {"allocated_bytes": getattr(peaks, report.moment)}}
 
 
-def _operator(source: Source, row: Row, inputs: Inputs) -> Found:
+def _operator(call: Operator, source: Source, row: Row, inputs: Inputs) -> Found:
     from calibrate.checks.liger_h100 import peak_mib
 
-    call = row.job.operator
     mib = peak_mib(call.name, call.x, dict(call.config), call.mode, gpus.find(row.emulated))
     return {"bytes": {"allocated_bytes": round(mib * 2**20)}}
 
 
-def _recording(source: Source, row: Row, inputs: Inputs) -> Found:
-    found = replay(read(str(inputs.recording(source, row.job.recording))))
+def _recording(name: str, source: Source, row: Row, inputs: Inputs) -> Found:
+    found = replay(read(str(inputs.recording(source, name))))
     return {"bytes": {"requested_bytes": found.peak_requested_bytes, "reserved_bytes": found.peak_reserved_bytes}}
 
 
-def _command(source: Source, row: Row, inputs: Inputs) -> Found:
-    command = row.job.command
+def _command(command: Command, source: Source, row: Row, inputs: Inputs) -> Found:
     with tempfile.TemporaryDirectory() as name:
         run = _run(command, row.emulated, row.capacity_bytes, Path(name), inputs)
         if run.exit_code:
@@ -162,7 +160,7 @@ def judge(thread: Thread, inputs: Inputs) -> Found:
         InputError: the job cannot be predicted, or its script failed otherwise than by running out of memory.
     """
     if thread.job.command is None:
-        answer = _answer(thread.job, thread.emulated, thread.capacity_bytes)
+        answer = _answer(thread.job.workload or {}, thread.emulated, thread.capacity_bytes)
         return {"verdict": Verdict(answer.verdict), "reserved_bytes": answer.peak_reserved_bytes}
     capacity_bytes = thread.capacity_bytes or gpus.find(thread.emulated).capacity_bytes
     found = _survival(thread.job.command, thread.emulated, capacity_bytes, inputs)
@@ -211,5 +209,5 @@ def _sequence(snapshot: Snapshot) -> np.ndarray:
     return np.column_stack([trace.action[chosen], trace.size[chosen]])
 
 
-FORMS: dict[str, Callable[[Source, Row, Inputs], Found]] = {
+FORMS: dict[str, Callable[[Any, Source, Row, Inputs], Found]] = {
     "workload": _workload, "command": _command, "report": _report, "operator": _operator, "recording": _recording}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from calibrate.evidence import predictions
+from calibrate.evidence import predictions, sources
 from calibrate.evidence.predictions import Key, Predicted
 from calibrate.evidence.sources import Basis, Kind, Row, Source
 
@@ -144,10 +144,15 @@ def gpu_of(figure: Figure) -> str:
     return figure.row.gpu or UNNAMED
 
 
-def make(sources: Iterable[Source], entries: Mapping[Key, Predicted]) -> Comparison:
+def load() -> Comparison:
+    """The comparison of the evidence that comes with peakcast."""
+    return make(sources.read_all(), predictions.read())
+
+
+def make(listed: Iterable[Source], entries: Mapping[Key, Predicted]) -> Comparison:
     """Compares every measured figure that is predicted."""
-    listed, figures, unpredicted = tuple(sources), [], []
-    for source in listed:
+    everything, figures, unpredicted = tuple(listed), [], []
+    for source in everything:
         for row in source.rows:
             found = predictions.of(source, row, entries)
             if found is None:
@@ -156,4 +161,4 @@ def make(sources: Iterable[Source], entries: Mapping[Key, Predicted]) -> Compari
             for quantity, measured in row.measured.items():
                 predicted = found.bytes[COMPARED_WITH.get(quantity, quantity)]
                 figures.append(Figure(source, row, quantity, measured, predicted, row.job.form))
-    return Comparison(listed, tuple(figures), tuple(unpredicted), dict(entries))
+    return Comparison(everything, tuple(figures), tuple(unpredicted), dict(entries))

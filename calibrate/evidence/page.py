@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from calibrate.evidence import searches, verdicts
 from calibrate.evidence.comparison import (
     CLOSE,
     GROUPS,
@@ -59,10 +60,15 @@ def summary(compared: Comparison) -> str:
             f"{compared.date}): {shares}.")
 
 
-def text(compared: Comparison, threads: Threads, searches: Iterable[Search] = ()) -> str:
+def load(compared: Comparison) -> str:
+    """The page of the evidence that comes with peakcast."""
+    return text(compared, verdicts.read(), searches.read())
+
+
+def text(compared: Comparison, threads: Threads, searched: Iterable[Search] = ()) -> str:
     """The whole page."""
     parts = (_headline(compared), _groups(compared), _worst(compared), _verdicts(threads), _apart(compared),
-             _rows(compared), _set_aside(compared), _missing(compared, threads), _searches(searches))
+             _rows(compared), _set_aside(compared), _missing(compared, threads), _searches(searched))
     return HEAD + "\n".join(line.rstrip() for line in chain.from_iterable(parts)) + "\n"
 
 
@@ -108,9 +114,9 @@ def _verdicts(threads: Threads) -> Iterator[str]:
     yield "## Jobs that ran out of memory"
     yield ""
     yield (f"{len(pairs)} public reports: said, predicted, and what happened. Said to fit and ran out of memory: "
-           f"{len(threads.false_fits)}. Said not to fit and ran: {len(threads.false_alarms)}. Where a message shows what "
-           "PyTorch could have, that is the capacity. *Allocated then* is what tensors held when the allocation failed: "
-           "as the message says, and on the emulated GPU.")
+           f"{len(threads.false_fits)}. Said not to fit and ran: {len(threads.false_alarms)}. Where a message shows "
+           "what PyTorch could have, that is the capacity. *Allocated then* is what tensors held when the allocation "
+           "failed: as the message says, and on the emulated GPU.")
     yield ""
     yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
                      "basis and remarks")
@@ -135,8 +141,8 @@ def _apart(compared: Comparison) -> Iterator[str]:
         yield f"## {title}"
         yield ""
         if kind is Kind.RECORDING:
-            yield ("The simulated allocator is given the allocations and frees that PyTorch recorded on a real GPU, and "
-                   "decides itself which segments it reserves.")
+            yield ("The simulated allocator is given the allocations and frees that PyTorch recorded on a real GPU, "
+                   "and decides itself which segments it reserves.")
             yield ""
         yield from _head("source", "GPU", "rows", "equal to the byte" if kind is Kind.RECORDING else "within 0.01 %",
                          "worst")
@@ -187,10 +193,10 @@ def _remarks(compared: Comparison, figure: Figure) -> str:
 
 def _set_aside(compared: Comparison) -> Iterator[str]:
     aside = [figure for figure in compared.figures if figure.row.kind in JOBS and not figure.is_judged]
-    if not aside:
+    found = share(aside)
+    if found is None:
         return
     rows = {(figure.source.name, figure.row.id) for figure in aside}
-    found = share(aside)
     yield "## Not in the headline"
     yield ""
     yield (f"{len(rows)} jobs are fitted, or rest on an assumption that their row names: {found.close} of "
@@ -211,8 +217,8 @@ def _missing(compared: Comparison, threads: Threads) -> Iterator[str]:
     yield ""
 
 
-def _searches(searches: Iterable[Search]) -> Iterator[str]:
-    listed = list(searches)
+def _searches(searched: Iterable[Search]) -> Iterator[str]:
+    listed = list(searched)
     if not listed:
         return
     yield "## Where was searched"
