@@ -1,0 +1,153 @@
+"""Other people's measurements: the files are valid, the errors are as defined, and the page says what the data says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calibrate.checks import registry
+from calibrate.evidence import comparison, page, predictions, searches, sources, verdicts
+from calibrate.evidence.predictions import Predicted
+from calibrate.evidence.sources import Basis, Job, Kind, Row, Source
+from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads, Verdict
+from predictor.common.errors import InputError
+from predictor.workload.workload import Workload
+
+EVERYTHING = sources.read_all()
+WORKLOAD = {"model": "gpt2", "sequence_length": 8}
+
+
+def row(name: str, **changes) -> Row:
+    values = {"id": name, "kind": Kind.TRAINING, "gpu": "A", "emulated": "a100-80gb", "where": "a table",
+              "job": Job(workload=WORKLOAD), "measured": {"allocated_bytes": 1000}}
+    return Row(**{**values, **changes})
+
+
+def compared(rows: list[Row], predicted: dict[str, int]) -> comparison.Comparison:
+    """The comparison of one source whose rows have these predicted bytes, whatever the quantity."""
+    source = Source("owner/name", "MIT", "", rows=tuple(rows))
+    entries = [Predicted(source.name, row.id, row.digest, "2026-11-25",
+                         dict.fromkeys(sources.QUANTITIES, predicted[row.id])) for row in rows if row.id in predicted]
+    return comparison.make([source], {entry.key: entry for entry in entries})
+
+
+def files(tmp_path: Path, **changes) -> Path:
+    """A file with one row, changed."""
+    shared = {"kind": "training job", "gpu": "A", "emulated": "a100-80gb", "where": "a table",
+              "job": {"workload": {"model": "gpt2", "sequence_length": 8}}}
+    document = {"name": "owner/name", "license": "MIT", "about": "", "shared": shared,
+                "rows": [{"id": "one", "measured": {"allocated_bytes": 5}, **changes}]}
+    path = tmp_path / "source.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_an_error_is_the_difference_as_a_share_of_what_was_measured():
+    figures = compared([row("low"), row("high")], {"low": 990, "high": 1020}).figures
+    assert [figure.error for figure in figures] == [-0.01, 0.02]
+    assert [figure.is_close for figure in figures] == [True, False]
+
+
+def test_what_nvidia_smi_shows_is_compared_with_reserved_bytes_and_not_judged():
+    only = row("a", measured={"device_bytes": 2000})
+    (figure,) = compared([only], {"a": 1000}).figures
+    assert figure.error == -0.5 and not figure.is_judged
+
+
+@pytest.mark.parametrize("changes", [{"fitted": "the length"}, {"basis": Basis.ASSUMED, "note": "the length"},
+                                     {"kind": Kind.OPERATOR}, {"kind": Kind.RECORDING}],
+                         ids=["fitted", "assumed", "operator", "recording"])
+def test_the_headline_leaves_out(changes):
+    found = compared([row("judged"), row("other", **changes)], {"judged": 1000, "other": 9000})
+    assert [figure.row.id for figure in found.judged] == ["judged"]
+    assert page.summary(found).startswith("1 jobs that others measured on 1 kinds of real GPUs (1 sources, 1 training")
+    assert "other" in page.text(found, Threads((), {})) or changes.get("kind") in (Kind.OPERATOR, Kind.RECORDING)
+
+
+def test_a_prediction_of_another_reconstruction_does_not_count():
+    old, new = row("a"), row("a", capacity_bytes=1)
+    source = Source("owner/name", "MIT", "", rows=(new,))
+    entry = Predicted(source.name, "a", old.digest, "2026-11-25", {"allocated_bytes": 1000})
+    found = comparison.make([source], {entry.key: entry})
+    assert not found.figures and found.unpredicted == ((source, new),)
+
+
+def test_a_cause_changes_nothing_of_what_is_predicted():
+    assert row("a").digest == row("a", cause="versions", note="seen", measured={"allocated_bytes": 7}).digest
+
+
+def test_a_figure_beyond_one_percent_needs_a_cause():
+    found = compared([row("why"), row("known", cause="versions")], {"why": 1011, "known": 1500})
+    assert [figure.row.id for figure in found.unexplained] == ["why"]
+
+
+def test_a_job_that_ran_out_of_memory_and_is_said_to_fit_is_counted():
+    thread = Thread("t", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
+    for verdict, false in ((Verdict.FITS, 1), (Verdict.UNCERTAIN, 0), (Verdict.DOES_NOT_FIT, 0)):
+        found = Threads((thread,), {"t": Judged("t", thread.digest, "2026-11-25", verdict)})
+        assert len(found.false_fits) == false
+
+
+def test_rows_take_what_their_source_shares(tmp_path):
+    (only,) = sources.read(files(tmp_path, job={"workload": {"sequence_length": 16}})).rows
+    assert only.job.workload == {"model": "gpt2", "sequence_length": 16} and only.kind is Kind.TRAINING
+
+
+@pytest.mark.parametrize("changes, problem", [
+    ({"measured": {"allocated": 5}}, "measured is {'allocated'}: known are requested_bytes"),
+    ({"measured": {}}, "measured is empty"), ({"measured": {"allocated_bytes": 0}}, "must be positive"),
+    ({"job": {"recording": "x.pickle"}}, "exactly one of"), ({"basis": "assumed"}, "needs a note"),
+    ({"kind": "training"}, "must be one of training job"), ({"measured_on": "A"}, "unknown key")])
+def test_a_row_that_is_not_valid_is_one_line(tmp_path, changes, problem):
+    with pytest.raises(InputError, match=problem):
+        sources.read(files(tmp_path, **changes))
+
+
+def test_rows_of_one_id_are_refused(tmp_path):
+    path = files(tmp_path)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "rows": document["rows"] * 2}))
+    with pytest.raises(InputError, match="rows of the same id: one"):
+        sources.read(path)
+
+
+@pytest.mark.parametrize("source", EVERYTHING, ids=lambda source: source.name)
+def test_every_source_says_where_it_is_from(source):
+    assert source.license and source.about and source.name.count("/") == 1
+    assert all(row.where for row in source.rows)
+
+
+@pytest.mark.parametrize("job, gpu, capacity_bytes", [
+    pytest.param(row.job, row.emulated, row.capacity_bytes, id=f"{source.name} {row.id}")
+    for source in EVERYTHING for row in source.rows if row.job.workload] + [
+    pytest.param(thread.job, thread.emulated, thread.capacity_bytes, id=thread.id)
+    for thread in verdicts.read().threads if thread.job.workload])
+def test_every_workload_is_a_request_that_peakcast_takes(job, gpu, capacity_bytes):
+    model = job.workload["model"]
+    own = {"model": str(sources.DIRECTORY / model)} if model.endswith(".json") else {}
+    Workload(**{**job.workload, **own, "gpu": gpu, "capacity_bytes": capacity_bytes or None})
+
+
+def test_every_prediction_is_of_a_row():
+    known = {(source.name, row.id) for source in EVERYTHING for row in source.rows}
+    assert set(predictions.read()) <= known
+    assert set(verdicts.read().judged) <= {thread.id for thread in verdicts.read().threads}
+
+
+def test_the_page_is_what_the_data_says():
+    made = page.text(comparison.load(), verdicts.read(), searches.read())
+    (written,) = (path for path in registry.CHECKS["real_gpus"].writes if path.endswith(".md"))
+    assert made == (Path(__file__).parents[3] / written).read_text()
+
+
+def test_the_evidence_is_as_large_as_it_claims():
+    found, threads = comparison.load(), verdicts.read()
+    assert len(found.rows()) >= 60 and len(found.judged_sources) >= 10 and len(found.gpus) >= 8
+    assert len(found.rows(Kind.TRAINING)) >= 35 and len(threads.pairs) >= 20
+
+
+def test_it_holds_its_own_tolerance():
+    found, threads = comparison.load(), verdicts.read()
+    assert not found.unexplained and not threads.false_fits
