@@ -84,9 +84,8 @@ def table(found: Evidence, args: Namespace) -> Outcome:
     """The page, and the figures that the tolerance judges."""
     compared = comparison.make(found.sources, found.predicted)
     text = page.text(compared, found.threads, searches.read())
-    figures = {"figures beyond 1 % without a cause": len(compared.unexplained),
-               "jobs said to fit that ran out of memory": len(found.threads.false_fits)}
-    return Outcome(figures=figures, written={PAGE: text}, shown=(page.summary(compared),))
+    return Outcome(figures={"jobs said to fit that ran out of memory": len(found.threads.false_fits)},
+                   written={PAGE: text}, shown=(page.summary(compared),))
 
 
 def _missing_rows(jobs: Evidence, inputs: reconstruction.Inputs) -> Iterator[tuple[Source, Row]]:

@@ -226,8 +226,8 @@ def _problems(source: Source) -> Iterator[str]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"rows of the same id: {', '.join(twice)}"
     for row in source.rows:
-        if unknown := set(row.measured) - set(QUANTITIES) or not row.measured:
-            yield f"{row.id}: measured is {unknown or 'empty'}: known are {', '.join(QUANTITIES)}"
+        if not row.measured or set(row.measured) - set(QUANTITIES):
+            yield f"{row.id}: measured has {', '.join(row.measured) or 'nothing'}: known are {', '.join(QUANTITIES)}"
         if any(value <= 0 for value in row.measured.values()):
             yield f"{row.id}: measured bytes must be positive"
         if sum(bool(getattr(row.job, name)) for name in FORMS) != 1:

@@ -96,8 +96,8 @@ def test_rows_take_what_their_source_shares(tmp_path):
 
 
 @pytest.mark.parametrize("changes, problem", [
-    ({"measured": {"allocated": 5}}, "measured is {'allocated'}: known are requested_bytes"),
-    ({"measured": {}}, "measured is empty"), ({"measured": {"allocated_bytes": 0}}, "must be positive"),
+    ({"measured": {"allocated": 5}}, "measured has allocated: known are requested_bytes"),
+    ({"measured": {}}, "measured has nothing"), ({"measured": {"allocated_bytes": 0}}, "must be positive"),
     ({"job": {"recording": "x.pickle"}}, "exactly one of"), ({"basis": "assumed"}, "needs a note"),
     ({"kind": "training"}, "must be one of training job"), ({"measured_on": "A"}, "unknown key")])
 def test_a_row_that_is_not_valid_is_one_line(tmp_path, changes, problem):
@@ -142,12 +142,21 @@ def test_the_page_is_what_the_data_says():
     assert made == (Path(__file__).parents[3] / written).read_text()
 
 
-def test_the_evidence_is_as_large_as_it_claims():
+def test_the_evidence_is_large():
     found, threads = comparison.load(), verdicts.read()
-    assert len(found.rows()) >= 60 and len(found.judged_sources) >= 10 and len(found.gpus) >= 8
+    assert len(found.rows()) >= 60 and len(found.judged_sources) >= 12 and len(found.gpus) >= 8
     assert len(found.rows(Kind.TRAINING)) >= 35 and len(threads.pairs) >= 20
 
 
-def test_it_holds_its_own_tolerance():
-    found, threads = comparison.load(), verdicts.read()
-    assert not found.unexplained and not threads.false_fits
+def test_no_job_that_ran_out_of_memory_is_said_to_fit():
+    assert not verdicts.read().false_fits
+
+
+def test_a_figure_that_is_off_is_explained_or_marked():
+    text = page.text(comparison.load(), verdicts.read(), searches.read())
+    assert text.count("**unexplained**") >= len(comparison.load().unexplained)
+
+
+def test_the_readme_has_the_headline():
+    said = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+    assert " ".join(page.summary(comparison.load()).split()) in said
