@@ -55,8 +55,8 @@ def summary(compared: Comparison) -> str:
     shares = "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), median "
                        f"{found.median:.3%}, worst {found.worst:+.2%}"
                        for name, figures in groups.items() if (found := share(figures)) is not None)
-    return (f"{len(compared.rows())} jobs that others measured on {len(compared.gpus)} kinds of real GPUs "
-            f"({len(compared.judged_sources)} sources, {len(compared.rows(Kind.TRAINING))} training jobs; "
+    return (f"{len(compared.rows())} measurements by others on {len(compared.gpus)} kinds of real GPUs "
+            f"({len(compared.judged_sources)} sources, {len(compared.rows(Kind.TRAINING))} of training; "
             f"{compared.date}): {shares}.")
 
 
@@ -87,7 +87,7 @@ def _groups(compared: Comparison) -> Iterator[str]:
         "by how": lambda figure: HOW[figure.how], "by kind of job": lambda figure: figure.row.kind.value,
         "by GPU": gpu_of, "by source": lambda figure: figure.source.name}
     for title, key in keys.items():
-        yield from _head(title, "jobs", *(f"{group} within {CLOSE:.0%}, worst" for group in list(GROUPS)[:2]))
+        yield from _head(title, "measurements", *(f"{group} within {CLOSE:.0%}, worst" for group in list(GROUPS)[:2]))
         for name, figures in by(compared.judged, key).items():
             jobs = len({(figure.source.name, figure.row.id) for figure in figures})
             yield _line(name, jobs, *(_share(share(figure for figure in figures if figure.group == group))

@@ -62,7 +62,7 @@ def test_what_nvidia_smi_shows_is_compared_with_reserved_bytes_and_not_judged():
 def test_the_headline_leaves_out(changes):
     found = compared([row("judged"), row("other", **changes)], {"judged": 1000, "other": 9000})
     assert [figure.row.id for figure in found.judged] == ["judged"]
-    assert page.summary(found).startswith("1 jobs that others measured on 1 kinds of real GPUs (1 sources, 1 training")
+    assert page.summary(found).startswith("1 measurements by others on 1 kinds of real GPUs (1 sources, 1 of training;")
     assert "other" in page.text(found, Threads((), {})) or changes.get("kind") in (Kind.OPERATOR, Kind.RECORDING)
 
 
