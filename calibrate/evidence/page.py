@@ -111,12 +111,15 @@ def _worst(compared: Comparison) -> Iterator[str]:
 
 def _verdicts(threads: Threads) -> Iterator[str]:
     pairs = threads.pairs
+    failures = [(thread.said["allocated_bytes"], judged.allocated_bytes) for thread, judged in pairs
+                if judged.allocated_bytes and "allocated_bytes" in thread.said]
+    same = sum(_gib(said) == _gib(emulated) for said, emulated in failures)
     yield "## Jobs that ran out of memory"
     yield ""
     yield (f"{len(pairs)} public reports: said, predicted, and what happened. Said to fit and ran out of memory: "
            f"{len(threads.false_fits)}. Said not to fit and ran: {len(threads.false_alarms)}. Where a message shows "
            "what PyTorch could have, that is the capacity. *Allocated then* is what tensors held when the allocation "
-           "failed: as the message says, and on the emulated GPU.")
+           f"failed: as the message says, and on the emulated GPU; the same in {same} of {len(failures)} messages.")
     yield ""
     yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
                      "basis and remarks")
@@ -134,24 +137,33 @@ def _verdict(thread: Thread, judged: Judged) -> str:
 
 def _apart(compared: Comparison) -> Iterator[str]:
     """Rows that the headline does not count because they are no jobs."""
-    for kind, title in ((Kind.RECORDING, "Memory histories, replayed"), (Kind.OPERATOR, "Single operators")):
-        figures = [figure for figure in compared.figures if figure.row.kind is kind]
-        if not figures:
-            continue
-        yield f"## {title}"
-        yield ""
-        if kind is Kind.RECORDING:
-            yield ("The simulated allocator is given the allocations and frees that PyTorch recorded on a real GPU, "
-                   "and decides itself which segments it reserves.")
-            yield ""
-        yield from _head("source", "GPU", "rows", "equal to the byte" if kind is Kind.RECORDING else "within 0.01 %",
-                         "worst")
-        limit = 0 if kind is Kind.RECORDING else EDGES[0]
-        groups = by(figures, lambda figure: f"{figure.source.name} | {gpu_of(figure)}")
-        for name, members in groups.items():
-            worst = max((figure.error for figure in members), key=abs)
-            yield _line(name, len(members), sum(abs(figure.error) <= limit for figure in members), f"{worst:+.4%}")
-        yield ""
+    recordings = [figure for figure in compared.figures if figure.row.kind is Kind.RECORDING]
+    yield "## Memory histories, replayed"
+    yield ""
+    yield ("The simulated allocator is given the allocations and frees that PyTorch recorded on a real GPU, and "
+           "decides itself which segments it reserves.")
+    yield ""
+    yield from _head("source", "GPU", "histories", "reserved to the byte", "worst")
+    yield from _together(recordings, lambda figure: (figure.source.name, gpu_of(figure)), 0)
+    yield ""
+    operators = [figure for figure in compared.figures if figure.row.kind is Kind.OPERATOR]
+    yield "## Single operators"
+    yield ""
+    yield from _head("source", "GPU", "operator", "cause of what is off", "rows", f"within {EDGES[0]:.2%}", "worst")
+    yield from _together(operators, lambda figure: (figure.source.name, gpu_of(figure), _operator(figure),
+                                                    figure.row.cause), EDGES[0])
+    yield ""
+
+
+def _operator(figure: Figure) -> str:
+    return figure.row.job.operator.name if figure.row.job.operator is not None else ""
+
+
+def _together(figures: Iterable[Figure], key: Callable[[Figure], tuple[str, ...]], limit: float) -> Iterator[str]:
+    """A line for each group of figures: its key, how many there are, how many are within a limit, the worst error."""
+    for name, members in by(figures, lambda figure: " | ".join(key(figure))).items():
+        worst = max((figure.error for figure in members), key=abs)
+        yield _line(name, len(members), sum(abs(figure.error) <= limit for figure in members), f"{worst:+.4%}")
 
 
 def _rows(compared: Comparison) -> Iterator[str]:
