@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ class Figure:
     quantity: str
     measured: int
     predicted: int
-    how: str
 
     @property
     def error(self) -> float:
@@ -63,7 +61,6 @@ class Share:
 
     figures: int
     close: int
-    median: float
     worst: float
 
     @property
@@ -78,7 +75,6 @@ def share(figures: Iterable[Figure]) -> Share | None:
     if not listed:
         return None
     return Share(len(listed), sum(figure.is_close for figure in listed),
-                 statistics.median(abs(figure.error) for figure in listed),
                  max((figure.error for figure in listed), key=abs))
 
 
@@ -112,16 +108,10 @@ class Comparison:
         return [figure for figure in self.figures
                 if figure.row.kind in JOBS and not figure.is_close and not figure.row.cause]
 
-    def rows(self, *kinds: Kind) -> list[Row]:
-        """The judged rows of these kinds."""
-        found = {(figure.source.name, figure.row.id): figure.row for figure in self.judged
-                 if not kinds or figure.row.kind in kinds}
-        return list(found.values())
-
     @property
     def gpus(self) -> set[str]:
         """The GPUs of judged rows, as their sources name them."""
-        return {row.gpu for row in self.rows() if row.gpu}
+        return {figure.row.gpu for figure in self.judged if figure.row.gpu}
 
     @property
     def judged_sources(self) -> set[str]:
@@ -130,6 +120,16 @@ class Comparison:
     def worst(self, most: int = WORST) -> list[Figure]:
         """The judged figures with the largest errors."""
         return sorted(self.judged, key=lambda figure: -abs(figure.error))[:most]
+
+
+def measurements(figures: Iterable[Figure]) -> int:
+    """The number of rows that figures are of."""
+    return len({(figure.source.name, figure.row.id) for figure in figures})
+
+
+def jobs(figures: Iterable[Figure]) -> int:
+    """The number of jobs that figures are of: one run may have been measured at several moments."""
+    return len({(figure.source.name, figure.row.run) for figure in figures})
 
 
 def by(figures: Iterable[Figure], key: Callable[[Figure], str]) -> dict[str, list[Figure]]:
@@ -160,5 +160,5 @@ def make(listed: Iterable[Source], entries: Mapping[Key, Predicted]) -> Comparis
                 continue
             for quantity, measured in row.measured.items():
                 predicted = found.bytes[COMPARED_WITH.get(quantity, quantity)]
-                figures.append(Figure(source, row, quantity, measured, predicted, row.job.form))
+                figures.append(Figure(source, row, quantity, measured, predicted))
     return Comparison(everything, tuple(figures), tuple(unpredicted), dict(entries))

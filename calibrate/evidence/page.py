@@ -16,16 +16,20 @@ from calibrate.evidence.comparison import (
     Share,
     by,
     gpu_of,
+    jobs,
+    measurements,
     share,
 )
 from calibrate.evidence.searches import Search
 from calibrate.evidence.sources import Basis, Kind
-from calibrate.evidence.verdicts import Judged, Thread, Threads
+from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads
 
 GIB = 1 << 30
 EDGES = (0.0001, 0.001, 0.01, 0.05)
-HOW = {"workload": "predicted", "report": "predicted", "command": "the author's script, on the emulated GPU",
-       "operator": "traced", "recording": "replayed"}
+HOW = {"workload": "predict", "report": "predict", "command": "dryrun"}
+"""The command that predicts a form of job."""
+WHAT = {"predict": "peakcast predict", "dryrun": "peakcast dryrun of the authors' scripts"}
+UNPREDICTED = "the authors' scripts take minutes a row on two cores, and were not run yet"
 VERDICTS = {"fits": "fits", "uncertain": "uncertain", "does_not_fit": "does not fit"}
 HEAD = """# What other people's GPUs say
 
@@ -36,12 +40,18 @@ predicted. Errors are (predicted - measured) / measured. Facts and figures only:
 
 - Every job was reconstructed, and the reconstruction committed, before its prediction was made. Nothing was tuned to
   these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
-  the source nor its code states is *assumed*. Both are shown below, and neither is in the headline.
+  the source nor its code states is *assumed*. Both are shown below, and neither is in the headline. Of the reports of
+  jobs that ran out of memory, those that rest on assumptions are in it, and it says how many they are.
+- Of two sources the stored script was run first; then the scripts of the commits that published the figures took its
+  place. Their notes say how far it was off.
 - Predicted are peaks for the versions of this repository (PyTorch 2.11, transformers 5.17), not for the authors'.
 - *requested*: what tensors asked for (memory histories record it); *allocated*: `max_memory_allocated`; *reserved*:
   `max_memory_reserved`; *device*: nvidia-smi, compared with predicted reserved bytes.
-- "The author's script, on the emulated GPU" is `peakcast dryrun` of the unchanged script: real PyTorch, no formula of
-  peakcast's. "Predicted" is `peakcast predict`.
+- `peakcast predict` is judged apart from `peakcast dryrun`, which runs the author's script, changed only as its note
+  says, on an emulated GPU: real PyTorch, no formula of peakcast's.
+- A measurement is one published figure or pair of figures, at one moment of a job. Measurements of one job are not
+  independent: the headline counts the jobs, too. Of Gemma's jobs three moments of the run that `predict` composes are
+  compared.
 - Published figures have few digits. An error within the last one is no difference.
 
 """
@@ -51,13 +61,44 @@ def summary(compared: Comparison) -> str:
     """The headline: how many figures of how many jobs are how close."""
     if not compared.judged:
         return "No figure of other people's GPUs is predicted."
-    groups = by(compared.judged, lambda figure: figure.group)
-    shares = "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), median "
-                       f"{found.median:.3%}, worst {found.worst:+.2%}"
-                       for name, figures in groups.items() if (found := share(figures)) is not None)
-    return (f"{len(compared.rows())} measurements by others on {len(compared.gpus)} kinds of real GPUs "
-            f"({len(compared.judged_sources)} sources, {len(compared.rows(Kind.TRAINING))} of training; "
-            f"{compared.date}): {shares}.")
+    training = [figure for figure in compared.judged if figure.row.kind is Kind.TRAINING]
+    parts = [f"Others' measurements on {len(compared.gpus)} kinds of real GPUs, {compared.date}: "
+             f"{_counted(compared.judged)}, {measurements(training)} of training, from {len(compared.judged_sources)} "
+             "sources."]
+    parts += [f"{WHAT[how]} ({_counted(figures)}): {_shares(figures)}."
+              for how, figures in by(compared.judged, _how_of).items()]
+    return " ".join(parts)
+
+
+def _how_of(figure: Figure) -> str:
+    return HOW[figure.row.job.form]
+
+
+def _counted(figures: list[Figure]) -> str:
+    return f"{measurements(figures)}, of {jobs(figures)} jobs"
+
+
+def _shares(figures: list[Figure]) -> str:
+    groups = by(figures, lambda figure: figure.group)
+    return "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), worst "
+                     f"{found.worst:+.2%}"
+                     for name, figures in groups.items() if (found := share(figures)) is not None)
+
+
+def verdict_summary(threads: Threads) -> str:
+    """The headline of the reports of jobs that ran out of memory."""
+    listed = [thread for thread, _ in threads.judged_pairs]
+    failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
+    assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
+    fitted = [thread for thread, _ in threads.pairs if thread.fitted]
+    text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
+            f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
+            "the reports rest partly on assumed settings.")
+    if not fitted:
+        return text
+    at_first = len(threads.false_fits) + sum(thread.is_false_fit_at_first for thread in fitted)
+    return (f"{text} At first reading it was {at_first} of {len(threads.pairs)}: reports with a setting that was "
+            f"chosen after the verdict was seen ({len(fitted)}) are not counted.")
 
 
 def load(compared: Comparison) -> str:
@@ -82,17 +123,26 @@ def _headline(compared: Comparison) -> Iterator[str]:
     yield ""
 
 
+def by_kind(compared: Comparison) -> Iterator[str]:
+    """The table of the judged figures by how they were predicted, and by kind of job."""
+    yield from _by(compared, "kind of job", lambda figure: figure.row.kind.value)
+
+
 def _groups(compared: Comparison) -> Iterator[str]:
-    keys: dict[str, Callable[[Figure], str]] = {
-        "by how": lambda figure: HOW[figure.how], "by kind of job": lambda figure: figure.row.kind.value,
-        "by GPU": gpu_of, "by source": lambda figure: figure.source.name}
-    for title, key in keys.items():
-        yield from _head(title, "measurements", *(f"{group} within {CLOSE:.0%}, worst" for group in list(GROUPS)[:2]))
-        for name, figures in by(compared.judged, key).items():
-            jobs = len({(figure.source.name, figure.row.id) for figure in figures})
-            yield _line(name, jobs, *(_share(share(figure for figure in figures if figure.group == group))
-                                      for group in list(GROUPS)[:2]))
-        yield ""
+    yield from by_kind(compared)
+    yield ""
+    yield from _by(compared, "GPU", gpu_of)
+    yield ""
+    yield from _by(compared, "source", lambda figure: figure.source.name)
+    yield ""
+
+
+def _by(compared: Comparison, title: str, key: Callable[[Figure], str]) -> Iterator[str]:
+    groups = list(GROUPS)[:2]
+    yield from _head(title, "by", "measurements", "jobs", *(f"{group} within {CLOSE:.0%}, worst" for group in groups))
+    for name, figures in by(compared.judged, lambda figure: f"{key(figure)} | {_how_of(figure)}").items():
+        yield _line(name, measurements(figures), jobs(figures),
+                    *(_share(share(figure for figure in figures if figure.group == group)) for group in groups))
 
 
 def _share(found: Share | None) -> str:
@@ -116,15 +166,17 @@ def _verdicts(threads: Threads) -> Iterator[str]:
     same = sum(_gib(said) == _gib(emulated) for said, emulated in failures)
     yield "## Jobs that ran out of memory"
     yield ""
-    yield (f"{len(pairs)} public reports: said, predicted, and what happened. Said to fit and ran out of memory: "
-           f"{len(threads.false_fits)}. Said not to fit and ran: {len(threads.false_alarms)}. Where a message shows "
-           "what PyTorch could have, that is the capacity. *Allocated then* is what tensors held when the allocation "
-           f"failed: as the message says, and on the emulated GPU; the same in {same} of {len(failures)} messages.")
+    yield f"**{verdict_summary(threads)}**"
+    yield ""
+    yield ("Where a message shows what PyTorch could have, that is the capacity. *Allocated then* is what tensors held "
+           "when the allocation failed: as the message says, and on the emulated GPU; the same in "
+           f"{same} of {len(failures)} messages.")
     yield ""
     yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
                      "basis and remarks")
     for thread, judged in pairs:
-        remarks = "; ".join(filter(None, (thread.basis.value, thread.note, thread.cause and f"cause: {thread.cause}")))
+        remarks = "; ".join(filter(None, (thread.basis.value, thread.fitted and f"fitted: {thread.fitted}", thread.note,
+                                          thread.cause and f"cause: {thread.cause}")))
         yield _line(thread.id, thread.where, thread.gpu, thread.happened.value, _verdict(thread, judged),
                     _gib(thread.said.get("allocated_bytes", 0)), _gib(judged.allocated_bytes), remarks)
     yield ""
@@ -185,7 +237,7 @@ def _rows(compared: Comparison) -> Iterator[str]:
         for figure in figures:
             row = figure.row
             versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-            yield _line(row.id, row.kind.value, gpu_of(figure), versions, row.where, HOW[figure.how], _quantity(figure),
+            yield _line(row.id, row.kind.value, gpu_of(figure), versions, row.where, _how_of(figure), _quantity(figure),
                         f"{figure.measured:,}", f"{figure.predicted:,}", f"{figure.error:+.4%}",
                         _remarks(compared, figure))
         yield ""
@@ -208,24 +260,24 @@ def _set_aside(compared: Comparison) -> Iterator[str]:
     found = share(aside)
     if found is None:
         return
-    rows = {(figure.source.name, figure.row.id) for figure in aside}
     yield "## Not in the headline"
     yield ""
-    yield (f"{len(rows)} jobs are fitted, or rest on an assumption that their row names: {found.close} of "
-           f"{found.figures} figures within {CLOSE:.0%}, worst {found.worst:+.2%}.")
+    yield (f"{measurements(aside)} measurements are fitted, or rest on an assumption that their row names: "
+           f"{found.close} of {found.figures} figures within {CLOSE:.0%}, worst {found.worst:+.2%}.")
     yield ""
 
 
 def _missing(compared: Comparison, threads: Threads) -> Iterator[str]:
-    yield "## Not reconstructed"
+    yield "## Not reconstructed, or not predicted"
     yield ""
     for source in compared.sources:
         for item in source.not_reconstructed:
             yield f"- {source.name}: {item.what}: {item.why}"
     for item in threads.not_reconstructed:
         yield f"- {item.what}: {item.why}"
-    for source, row in compared.unpredicted:
-        yield f"- {source.name}: {row.id}: reconstructed, not predicted yet"
+    for source in compared.sources:
+        if names := [row.id for owner, row in compared.unpredicted if owner is source]:
+            yield f"- {source.name}: {'; '.join(names)}: reconstructed, not predicted: {UNPREDICTED}"
     yield ""
 
 

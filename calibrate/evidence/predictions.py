@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate.evidence.sources import DIRECTORY, Row, Source
@@ -24,17 +24,15 @@ class Predicted:
         bytes: quantity -> bytes.
         events: number of actions of the run's memory history, if it was compared with a recording.
         events_that_differ: of those, how many differ from the recording in what they do or in their size.
-        problem: why there is no prediction.
     """
 
     source: str
     row: str
     digest: str
     date: str
-    bytes: Mapping[str, int] = field(default_factory=dict)
+    bytes: Mapping[str, int]
     events: int = 0
     events_that_differ: int = 0
-    problem: str = ""
 
     @property
     def key(self) -> Key:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,12 @@ class Job:
         """The form of the job, one of :data:`FORMS`."""
         return next(name for name in FORMS if getattr(self, name))
 
+    @property
+    def without_moment(self) -> Job:
+        """The job alone, without the moment at which its memory was read."""
+        return replace(self, command=self.command and replace(self.command, prints={}, snapshot=""),
+                       report=self.report and replace(self.report, moment=""))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -153,8 +159,12 @@ class Row:
     @property
     def digest(self) -> str:
         """A fingerprint of the reconstruction. A prediction that was made for another one is stale."""
-        text = json.dumps(to_plain((self.job, self.emulated, self.capacity_bytes)), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return fingerprint(self.job, self.emulated, self.capacity_bytes)
+
+    @property
+    def run(self) -> str:
+        """A fingerprint of what was run: rows that share it are figures of one job, at several moments."""
+        return fingerprint(self.job.without_moment, self.gpu, self.emulated, self.capacity_bytes)
 
 
 @dataclass(frozen=True)
@@ -187,6 +197,11 @@ class Source:
     def checkout(self) -> str:
         """Name of the directory of its checkout."""
         return self.name.replace("/", "+")
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short text that differs when a part does."""
+    return hashlib.sha256(json.dumps(to_plain(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_all(directory: Path = DIRECTORY) -> tuple[Source, ...]:

@@ -5,7 +5,6 @@ A report's job has the form of a row's job: keys of ``peakcast predict``, or the
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from calibrate.evidence.sources import DIRECTORY, Basis, Job, Unreconstructed
+from calibrate.evidence.sources import DIRECTORY, Basis, Job, Unreconstructed, fingerprint
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping, read_text
 from predictor.common.json_dataclasses import from_plain, to_plain
@@ -49,6 +48,8 @@ class Thread:
         capacity_bytes: memory of the GPU that was PyTorch's to take: the total less what the message counts outside
             PyTorch, or the GPU's own if there is no message.
         cause: why the verdict is wrong, if it is.
+        fitted: which setting was chosen after its verdict was seen. Such reports are not in the headline.
+        first_verdict: what was predicted at first, of a report that is fitted.
     """
 
     id: str
@@ -63,12 +64,18 @@ class Thread:
     basis: Basis = Basis.PUBLISHED
     note: str = ""
     cause: str = ""
+    fitted: str = ""
+    first_verdict: Verdict | None = None
+
+    @property
+    def is_false_fit_at_first(self) -> bool:
+        """Whether it ran out of memory, and the first prediction was that it fits."""
+        return self.happened is Happened.OUT_OF_MEMORY and self.first_verdict is Verdict.FITS
 
     @property
     def digest(self) -> str:
         """A fingerprint of the reconstruction."""
-        text = json.dumps(to_plain((self.job, self.emulated, self.capacity_bytes)), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return fingerprint(self.job, self.emulated, self.capacity_bytes)
 
 
 @dataclass(frozen=True)
@@ -105,16 +112,21 @@ class Threads:
         return [(thread, judged) for thread, judged in found
                 if judged is not None and judged.digest == thread.digest]
 
+    @cached_property
+    def judged_pairs(self) -> list[tuple[Thread, Judged]]:
+        """Those of the headline: no setting was chosen after the verdict was seen."""
+        return [(thread, judged) for thread, judged in self.pairs if not thread.fitted]
+
     @property
     def false_fits(self) -> list[Thread]:
-        """Jobs that ran out of memory, and of which peakcast says that they fit."""
-        return [thread for thread, judged in self.pairs
+        """Jobs of the headline that ran out of memory, and of which peakcast says that they fit."""
+        return [thread for thread, judged in self.judged_pairs
                 if judged.verdict is Verdict.FITS and thread.happened is Happened.OUT_OF_MEMORY]
 
     @property
     def false_alarms(self) -> list[Thread]:
-        """Jobs that ran, and of which peakcast says that they do not fit."""
-        return [thread for thread, judged in self.pairs
+        """Jobs of the headline that ran, and of which peakcast says that they do not fit."""
+        return [thread for thread, judged in self.judged_pairs
                 if judged.verdict is Verdict.DOES_NOT_FIT and thread.happened is Happened.RAN]
 
 
@@ -129,6 +141,9 @@ def read(path: Path = FILE, verdicts: Path = PREDICTIONS) -> Threads:
     names = [thread.id for thread in threads]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{path.name}: threads of the same id: {', '.join(twice)}")
+    for thread in threads:
+        if bool(thread.fitted) != bool(thread.first_verdict):
+            raise InputError(f"{path.name}: {thread.id}: what is fitted has its first verdict, and only that has one")
     lines = read_text(verdicts, "verdicts").splitlines() if verdicts.is_file() else []
     judged = (from_plain(Judged, json.loads(line), f"{verdicts.name}:{number}") for number, line in enumerate(lines, 1))
     reasons = from_plain(tuple[Unreconstructed, ...], document.get("not_reconstructed", []), path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from calibrate.checks import registry
 from calibrate.evidence import comparison, page, predictions, searches, sources, verdicts
 from calibrate.evidence.predictions import Predicted
-from calibrate.evidence.sources import Basis, Job, Kind, Row, Source
+from calibrate.evidence.sources import Basis, Command, Job, Kind, Printed, Report, Row, Source
 from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads, Verdict
 from predictor.common.errors import InputError
 from predictor.workload.workload import Workload
@@ -62,8 +63,25 @@ def test_what_nvidia_smi_shows_is_compared_with_reserved_bytes_and_not_judged():
 def test_the_headline_leaves_out(changes):
     found = compared([row("judged"), row("other", **changes)], {"judged": 1000, "other": 9000})
     assert [figure.row.id for figure in found.judged] == ["judged"]
-    assert page.summary(found).startswith("1 measurements by others on 1 kinds of real GPUs (1 sources, 1 of training;")
+    assert ": 1, of 1 jobs, 1 of training, from 1 sources. peakcast predict (1 " in page.summary(found)
     assert "other" in page.text(found, Threads((), {})) or changes.get("kind") in (Kind.OPERATOR, Kind.RECORDING)
+
+
+def test_the_headline_tells_predictions_from_runs_of_the_authors_scripts():
+    script = Job(command=Command(("python", "train.py")))
+    said = page.summary(compared([row("a"), row("b", job=script)], {"a": 1000, "b": 1500}))
+    assert "predict (1, of 1 jobs): allocated within 1% in 1 of 1" in said
+    assert "scripts (1, of 1 jobs): allocated within 1% in 0 of 1" in said
+
+
+def test_figures_of_one_run_at_several_moments_are_one_job():
+    moments = [row(moment, job=Job(report=Report(2, moment))) for moment in "CDG"]
+    printed = [row(name, job=Job(command=Command(("python", "a.py"), prints={"allocated_bytes": Printed(name, 1)})))
+               for name in ("before", "after")]
+    other = row("other", job=Job(command=Command(("python", "b.py"))))
+    rows = [*moments, *printed, other]
+    found = compared(rows, {one.id: 1000 for one in rows}).judged
+    assert (comparison.measurements(found), comparison.jobs(found)) == (6, 3)
 
 
 def test_a_prediction_of_another_reconstruction_does_not_count():
@@ -88,6 +106,24 @@ def test_a_job_that_ran_out_of_memory_and_is_said_to_fit_is_counted():
     for verdict, false in ((Verdict.FITS, 1), (Verdict.UNCERTAIN, 0), (Verdict.DOES_NOT_FIT, 0)):
         found = Threads((thread,), {"t": Judged("t", thread.digest, "2026-11-25", verdict)})
         assert len(found.false_fits) == false
+
+
+def test_a_report_whose_setting_was_chosen_after_its_verdict_is_not_counted_and_its_first_verdict_is_told():
+    plain = Thread("p", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
+    fitted = replace(plain, id="f", fitted="ranks", first_verdict=Verdict.FITS)
+    judged = {one.id: Judged(one.id, one.digest, "2026-11-25", Verdict.DOES_NOT_FIT) for one in (plain, fitted)}
+    said = page.verdict_summary(Threads((plain, fitted), judged))
+    assert said.startswith("0 of 1 public reports are false fits") and "At first reading it was 1 of 2:" in said
+
+
+@pytest.mark.parametrize("changes", [{"fitted": "ranks"}, {"first_verdict": "fits"}])
+def test_a_fitted_report_has_its_first_verdict(tmp_path, changes):
+    thread = {"id": "t", "where": "owner/name#1", "gpu": "A", "emulated": "a100-80gb", "happened": "ran",
+              "job": {"workload": WORKLOAD}}
+    path = tmp_path / "threads.json"
+    path.write_text(json.dumps({"threads": [thread | changes]}))
+    with pytest.raises(InputError, match="t: what is fitted has its first verdict"):
+        verdicts.read(path)
 
 
 def test_rows_take_what_their_source_shares(tmp_path):
@@ -144,8 +180,9 @@ def test_the_page_is_what_the_data_says():
 
 def test_the_evidence_is_large():
     found, threads = comparison.load(), verdicts.read()
-    assert len(found.rows()) >= 60 and len(found.judged_sources) >= 12 and len(found.gpus) >= 8
-    assert len(found.rows(Kind.TRAINING)) >= 35 and len(threads.pairs) >= 20
+    training = [figure for figure in found.judged if figure.row.kind is Kind.TRAINING]
+    assert comparison.jobs(found.judged) >= 60 and len(found.judged_sources) >= 12 and len(found.gpus) >= 8
+    assert comparison.jobs(training) >= 35 and len(threads.judged_pairs) >= 20
 
 
 def test_no_job_that_ran_out_of_memory_is_said_to_fit():
@@ -158,5 +195,9 @@ def test_a_figure_that_is_off_is_explained_or_marked():
 
 
 def test_the_readme_has_the_headline():
-    said = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
-    assert " ".join(page.summary(comparison.load()).split()) in said
+    text, found = (Path(__file__).parents[3] / "README.md").read_text(), comparison.load()
+    said = " ".join(text.split())
+    assert page.summary(found) in said and page.verdict_summary(verdicts.read()) in said
+    assert "\n".join(page.by_kind(found)) in "\n".join(line.rstrip() for line in text.splitlines())
+    recordings = [figure for figure in found.figures if figure.row.kind is Kind.RECORDING]
+    assert f"{len(recordings)} memory histories" in said and not any(figure.error for figure in recordings)
