@@ -25,7 +25,7 @@ from calibrate.checks import reconstruction
 from calibrate.checks.directories import PAGES
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import bar
-from calibrate.evidence import comparison, page, predictions, searches, sources, verdicts
+from calibrate.evidence import comparison, headline, page, predictions, searches, sources, verdicts
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Row, Source
 from calibrate.evidence.verdicts import Judged, Thread, Threads
@@ -85,7 +85,7 @@ def table(found: Evidence, args: Namespace) -> Outcome:
     compared = comparison.make(found.sources, found.predicted)
     text = page.text(compared, found.threads, searches.read())
     return Outcome(figures={"jobs said to fit that ran out of memory": len(found.threads.false_fits)},
-                   written={PAGE: text}, shown=(page.summary(compared),))
+                   written={PAGE: text}, shown=(headline.summary(compared),))
 
 
 def _missing_rows(jobs: Evidence, inputs: reconstruction.Inputs) -> Iterator[tuple[Source, Row]]:

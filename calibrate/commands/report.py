@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     except Invalid as error:
         raise InputError(f"--worst {error}") from None
     from calibrate.evidence import comparison as evidence
-    from calibrate.evidence import page
+    from calibrate.evidence import headline, page
     from calibrate.regression import files, gates, report
     from calibrate.regression.baselines import estimates
     from calibrate.report.regression import files as forms
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                        progress=_progress, said=None if arguments.baselines == "none" else
                        partial(estimates, slow=arguments.baselines == "all"))
     elsewhere = evidence.load()
-    comparison = replace(comparison, real_gpus=page.summary(elsewhere))
+    comparison = replace(comparison, real_gpus=headline.summary(elsewhere))
     results = [gates.check(gate, comparison.comparisons) for gate in limits]
     provenance = {"command": " ".join(["peakcast", *sys.argv[1:]]), "profile": arguments.profile}
     if arguments.output is not None:

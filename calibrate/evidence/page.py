@@ -1,11 +1,11 @@
-"""The comparison with real GPUs as a page of Markdown, and its headline as a sentence."""
+"""The comparison with real GPUs as a page of Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from calibrate.evidence import searches, verdicts
+from calibrate.evidence import headline, searches, verdicts
 from calibrate.evidence.comparison import (
     CLOSE,
     GROUPS,
@@ -20,15 +20,13 @@ from calibrate.evidence.comparison import (
     measurements,
     share,
 )
+from calibrate.evidence.headline import how_of
 from calibrate.evidence.searches import Search
 from calibrate.evidence.sources import Basis, Kind
-from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads
+from calibrate.evidence.verdicts import Judged, Thread, Threads
 
 GIB = 1 << 30
 EDGES = (0.0001, 0.001, 0.01, 0.05)
-HOW = {"workload": "predict", "report": "predict", "command": "dryrun"}
-"""The command that predicts a form of job."""
-WHAT = {"predict": "peakcast predict", "dryrun": "peakcast dryrun of the authors' scripts"}
 UNPREDICTED = "the authors' scripts take minutes a row on two cores, and were not run yet"
 VERDICTS = {"fits": "fits", "uncertain": "uncertain", "does_not_fit": "does not fit"}
 HEAD = """# What other people's GPUs say
@@ -42,7 +40,7 @@ predicted. Errors are (predicted - measured) / measured. Facts and figures only:
   these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
   the source nor its code states is *assumed*. Both are shown below, and neither is in the headline. Of the reports of
   jobs that ran out of memory, those that rest on assumptions are in it, and it says how many they are.
-- Of two sources the stored script was run first; then the scripts of the commits that published the figures took its
+- Of two sources the latest script was run first; then the scripts of the commits that published the figures took its
   place. Their notes say how far it was off.
 - Predicted are peaks for the versions of this repository (PyTorch 2.11, transformers 5.17), not for the authors'.
 - *requested*: what tensors asked for (memory histories record it); *allocated*: `max_memory_allocated`; *reserved*:
@@ -55,50 +53,6 @@ predicted. Errors are (predicted - measured) / measured. Facts and figures only:
 - Published figures have few digits. An error within the last one is no difference.
 
 """
-
-
-def summary(compared: Comparison) -> str:
-    """The headline: how many figures of how many jobs are how close."""
-    if not compared.judged:
-        return "No figure of other people's GPUs is predicted."
-    training = [figure for figure in compared.judged if figure.row.kind is Kind.TRAINING]
-    parts = [f"Others' measurements on {len(compared.gpus)} kinds of real GPUs, {compared.date}: "
-             f"{_counted(compared.judged)}, {measurements(training)} of training, from {len(compared.judged_sources)} "
-             "sources."]
-    parts += [f"{WHAT[how]} ({_counted(figures)}): {_shares(figures)}."
-              for how, figures in by(compared.judged, _how_of).items()]
-    return " ".join(parts)
-
-
-def _how_of(figure: Figure) -> str:
-    return HOW[figure.row.job.form]
-
-
-def _counted(figures: list[Figure]) -> str:
-    return f"{measurements(figures)}, of {jobs(figures)} jobs"
-
-
-def _shares(figures: list[Figure]) -> str:
-    groups = by(figures, lambda figure: figure.group)
-    return "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), worst "
-                     f"{found.worst:+.2%}"
-                     for name, figures in groups.items() if (found := share(figures)) is not None)
-
-
-def verdict_summary(threads: Threads) -> str:
-    """The headline of the reports of jobs that ran out of memory."""
-    listed = [thread for thread, _ in threads.judged_pairs]
-    failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
-    assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
-    fitted = [thread for thread, _ in threads.pairs if thread.fitted]
-    text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
-            f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
-            "the reports rest partly on assumed settings.")
-    if not fitted:
-        return text
-    at_first = len(threads.false_fits) + sum(thread.is_false_fit_at_first for thread in fitted)
-    return (f"{text} At first reading it was {at_first} of {len(threads.pairs)}: reports with a setting that was "
-            f"chosen after the verdict was seen ({len(fitted)}) are not counted.")
 
 
 def load(compared: Comparison) -> str:
@@ -114,7 +68,7 @@ def text(compared: Comparison, threads: Threads, searched: Iterable[Search] = ()
 
 
 def _headline(compared: Comparison) -> Iterator[str]:
-    yield f"**{summary(compared)}**"
+    yield f"**{headline.summary(compared)}**"
     yield ""
     yield from _head("figures whose error is at most", *(f"{edge:.2%}" for edge in EDGES), f"beyond {EDGES[-1]:.0%}")
     for name, figures in by(compared.judged, lambda figure: figure.group).items():
@@ -140,7 +94,7 @@ def _groups(compared: Comparison) -> Iterator[str]:
 def _by(compared: Comparison, title: str, key: Callable[[Figure], str]) -> Iterator[str]:
     groups = list(GROUPS)[:2]
     yield from _head(title, "by", "measurements", "jobs", *(f"{group} within {CLOSE:.0%}, worst" for group in groups))
-    for name, figures in by(compared.judged, lambda figure: f"{key(figure)} | {_how_of(figure)}").items():
+    for name, figures in by(compared.judged, lambda figure: f"{key(figure)} | {how_of(figure)}").items():
         yield _line(name, measurements(figures), jobs(figures),
                     *(_share(share(figure for figure in figures if figure.group == group)) for group in groups))
 
@@ -166,7 +120,7 @@ def _verdicts(threads: Threads) -> Iterator[str]:
     same = sum(_gib(said) == _gib(emulated) for said, emulated in failures)
     yield "## Jobs that ran out of memory"
     yield ""
-    yield f"**{verdict_summary(threads)}**"
+    yield f"**{headline.verdict_summary(threads)}**"
     yield ""
     yield ("Where a message shows what PyTorch could have, that is the capacity. *Allocated then* is what tensors held "
            "when the allocation failed: as the message says, and on the emulated GPU; the same in "
@@ -237,7 +191,7 @@ def _rows(compared: Comparison) -> Iterator[str]:
         for figure in figures:
             row = figure.row
             versions = ", ".join(f"{name} {version}" for name, version in row.versions.items())
-            yield _line(row.id, row.kind.value, gpu_of(figure), versions, row.where, _how_of(figure), _quantity(figure),
+            yield _line(row.id, row.kind.value, gpu_of(figure), versions, row.where, how_of(figure), _quantity(figure),
                         f"{figure.measured:,}", f"{figure.predicted:,}", f"{figure.error:+.4%}",
                         _remarks(compared, figure))
         yield ""

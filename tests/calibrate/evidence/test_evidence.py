@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.checks import registry
-from calibrate.evidence import comparison, page, predictions, searches, sources, verdicts
+from calibrate.evidence import comparison, headline, page, predictions, searches, sources, verdicts
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Basis, Command, Job, Kind, Printed, Report, Row, Source
 from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads, Verdict
@@ -63,13 +63,13 @@ def test_what_nvidia_smi_shows_is_compared_with_reserved_bytes_and_not_judged():
 def test_the_headline_leaves_out(changes):
     found = compared([row("judged"), row("other", **changes)], {"judged": 1000, "other": 9000})
     assert [figure.row.id for figure in found.judged] == ["judged"]
-    assert ": 1, of 1 jobs, 1 of training, from 1 sources. peakcast predict (1 " in page.summary(found)
+    assert ": 1, of 1 jobs, 1 of training, from 1 sources. peakcast predict (1, " in headline.summary(found)
     assert "other" in page.text(found, Threads((), {})) or changes.get("kind") in (Kind.OPERATOR, Kind.RECORDING)
 
 
 def test_the_headline_tells_predictions_from_runs_of_the_authors_scripts():
     script = Job(command=Command(("python", "train.py")))
-    said = page.summary(compared([row("a"), row("b", job=script)], {"a": 1000, "b": 1500}))
+    said = headline.summary(compared([row("a"), row("b", job=script)], {"a": 1000, "b": 1500}))
     assert "predict (1, of 1 jobs): allocated within 1% in 1 of 1" in said
     assert "scripts (1, of 1 jobs): allocated within 1% in 0 of 1" in said
 
@@ -112,7 +112,7 @@ def test_a_report_whose_setting_was_chosen_after_its_verdict_is_not_counted_and_
     plain = Thread("p", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
     fitted = replace(plain, id="f", fitted="ranks", first_verdict=Verdict.FITS)
     judged = {one.id: Judged(one.id, one.digest, "2026-11-25", Verdict.DOES_NOT_FIT) for one in (plain, fitted)}
-    said = page.verdict_summary(Threads((plain, fitted), judged))
+    said = headline.verdict_summary(Threads((plain, fitted), judged))
     assert said.startswith("0 of 1 public reports are false fits") and "At first reading it was 1 of 2:" in said
 
 
@@ -197,7 +197,7 @@ def test_a_figure_that_is_off_is_explained_or_marked():
 def test_the_readme_has_the_headline():
     text, found = (Path(__file__).parents[3] / "README.md").read_text(), comparison.load()
     said = " ".join(text.split())
-    assert page.summary(found) in said and page.verdict_summary(verdicts.read()) in said
+    assert headline.summary(found) in said and headline.verdict_summary(verdicts.read()) in said
     assert "\n".join(page.by_kind(found)) in "\n".join(line.rstrip() for line in text.splitlines())
     recordings = [figure for figure in found.figures if figure.row.kind is Kind.RECORDING]
     assert f"{len(recordings)} memory histories" in said and not any(figure.error for figure in recordings)
