@@ -27,7 +27,6 @@ ATen/native/cpu/DistributionTemplates.h, ``normal_fill``); ``uniform_`` always d
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of which an element takes one word of the generator."""
 
-
 PAGE = mmap.PAGESIZE
 LIBC = ctypes.CDLL(None)
 
