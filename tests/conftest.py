@@ -55,6 +55,7 @@ NEED_TORCH = (
     "test_filters_are_deepspeeds_own",
     "test_the_table_is_what_the_installed_packages_say",
     "test_layers_that_trl_does_not_name_are_pefts",
+    "test_llavas_frozen_backbone_is_its_language_model_without_the_head",
     "test_no_option_that_tells_another_trainer_is_one_of_transformers",
     "test_what_transformers_says_of_a_configuration_is_plain",
 )

@@ -137,6 +137,12 @@ CHECKS = {
         "calibrate.checks.readers", "do the readers of LLaMA-Factory, ms-swift and axolotl agree with the packages?",
         takes="a minute", writes=("profiles/evidence/readers.json",), tolerance={"differences": 0},
         needs="pip install --no-deps llamafactory ms-swift axolotl, and the packages that importing them needs"),
+    "real_gpus": Check(
+        "calibrate.checks.real_gpus", "do predictions match what other people measured on real GPUs?",
+        takes="hours", table_takes="at once",
+        writes=("profiles/evidence/real_gpus", "profiles/pages/real_gpus.md"),
+        tolerance={"jobs said to fit that ran out of memory": 0},
+        needs="pip install -e '.[test]'; the authors' checkouts for those rows that run their scripts"),
     "gemma_report": Check(
         "calibrate.checks.gemma_report", "do predictions match published QLoRA peaks on a real GPU?",
         takes="some minutes", writes=("profiles/pages/gemma_report.md",)),

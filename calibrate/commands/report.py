@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="the report as JSON, and nothing else, on the output")
     group.add_argument("-o", "--output", metavar="DIR",
-                       help="also write report.html, report.json, report.md and cases.csv into this directory")
+                       help="also write report.html, report.json, report.md, cases.csv and real_gpus.md into this "
+                            "directory")
     output.add_details(parser, "all groups, xMem's figures, the paper's jobs, the worst cases with their causes, and "
                        "all that was skipped")
     group.add_argument("--force", action="store_true", help="overwrite an existing report")
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         worst = None if arguments.worst is None else Whole(0, 1 << 20).from_text(arguments.worst)
     except Invalid as error:
         raise InputError(f"--worst {error}") from None
+    from calibrate.evidence import comparison as evidence
+    from calibrate.evidence import headline, page
     from calibrate.regression import files, gates, report
     from calibrate.regression.baselines import estimates
     from calibrate.report.regression import files as forms
@@ -74,10 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = report.make(cases, skipped, profile=arguments.profile, worst=WORST if worst is None else worst,
                        progress=_progress, said=None if arguments.baselines == "none" else
                        partial(estimates, slow=arguments.baselines == "all"))
+    elsewhere = evidence.load()
+    comparison = replace(comparison, real_gpus=headline.summary(elsewhere))
     results = [gates.check(gate, comparison.comparisons) for gate in limits]
     provenance = {"command": " ".join(["peakcast", *sys.argv[1:]]), "profile": arguments.profile}
     if arguments.output is not None:
-        forms.write(arguments.output, comparison, results, **provenance)
+        forms.write(arguments.output, comparison, results, evidence=page.load(elsewhere), **provenance)
 
     def document() -> dict:
         from calibrate.regression.document import document

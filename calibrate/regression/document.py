@@ -16,6 +16,7 @@
     history         case, measured{factor}, predicted{factor}: requested bytes at both peaks, without a profile, of a
                     case with a memory history; null without one
     skipped[]       file, line, name, why
+    real_gpus       what other people measured on real GPUs says of the predictions, in one sentence
     gates[]         name, where, limits, cases, broken[]
 
 Counters are requested, allocated, reserved and device; errors are fractions of the measured peak, below 0 where the
@@ -51,7 +52,7 @@ def document(report: Report, gates: Sequence[Result] = (), *, command: str = "",
                        "found_bytes": entry.found_bytes, "left_bytes": entry.left_bytes,
                        "by_allocator_bytes": entry.by_allocator_bytes, "note": entry.note, "command": entry.command}
                       for entry in report.explained],
-        "skipped": report.skipped,
+        "skipped": report.skipped, "real_gpus": report.real_gpus,
         "gates": [{"name": result.gate.name, "where": result.gate.where, "limits": result.gate.limits,
                    "cases": result.cases, "broken": result.broken} for result in gates]})
 

@@ -37,6 +37,7 @@ class Report:
         explained: the cases with the largest errors, worst first.
         history: both peaks by factor of the worst case that has a memory history; None if none has.
         grid: allocated peaks, with the estimates of other methods if these were requested.
+        real_gpus: what other people's measurements on real GPUs say of the predictions, in one sentence.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -45,6 +46,7 @@ class Report:
     explained: tuple[Explained, ...]
     history: History | None = None
     grid: Grid = Grid()
+    real_gpus: str = ""
 
     @property
     def overall(self) -> Group:

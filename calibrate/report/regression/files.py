@@ -21,7 +21,7 @@ from predictor.common.files import write_whole
 from predictor.common.safe_text import printable
 from predictor.common.suggestions import file_name
 
-NAMES = ("report.html", "report.json", "report.md", "cases.csv")
+NAMES = ("report.html", "report.json", "report.md", "cases.csv", "real_gpus.md")
 
 
 def check(directory: str, force: bool) -> None:
@@ -44,11 +44,16 @@ def check(directory: str, force: bool) -> None:
                          "directory")
 
 
-def write(directory: str, report: Report, gates: Sequence[Result] = (), **provenance: Any) -> None:
-    """Writes every form. Each file is written whole or not at all."""
+def write(directory: str, report: Report, gates: Sequence[Result] = (), *, evidence: str = "", **provenance: Any
+          ) -> None:
+    """Writes every form. Each file is written whole or not at all.
+
+    Args:
+        evidence: the page of other people's measurements on real GPUs.
+    """
     forms = {"report.html": page(report, gates, **provenance),
              "report.json": json.dumps(document(report, gates, **provenance), indent=1, allow_nan=False) + "\n",
-             "report.md": markdown(report, gates), "cases.csv": table(report)}
+             "report.md": markdown(report, gates), "cases.csv": table(report), "real_gpus.md": evidence}
     for name in NAMES:
         write_whole(str(Path(directory) / name), forms[name].encode())
 

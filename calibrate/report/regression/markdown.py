@@ -12,7 +12,8 @@ from predictor.common.safe_text import printable
 
 def markdown(report: Report, gates: Sequence[Result] = ()) -> str:
     """The whole report, with every case."""
-    parts = ["# Predicted against measured", _text(words.headline(report)), _text(words.summary(report))]
+    parts = ["# Predicted against measured",
+             *(_text(text) for text in (words.headline(report), words.summary(report), report.real_gpus) if text)]
     if gates:
         parts += ["## Gates", _list(line for gate in gates for line in words.gate_lines(gate))]
     if report.overall.errors:

@@ -74,6 +74,7 @@ def _top(report: Report, gates: Sequence[Result], command: str, profile: str | N
     """The top of the page: headline, summary, gates and provenance."""
     parts = ["<h1>Predicted against measured GPU memory</h1>",
              f'<p class="lead">{markup(words.headline(report))} {markup(words.summary(report))}</p>']
+    parts += [f"<p>{markup(report.real_gpus)}</p>"] if report.real_gpus else []
     if gates:
         parts += ["<ul>", *(f'<li class="{"bad" if gate.broken else "good"}">Gate {markup(line)}</li>'
                             for gate in gates for line in words.gate_lines(gate)), "</ul>"]

@@ -30,7 +30,7 @@ def report(console: Console, report: Report, gates: Sequence[Result] = (), *, wo
     """
     def sized(console: Console, size: int) -> None:
         print_wrapped(console, words.headline(report), style="bold")
-        print_wrapped(console, words.summary(report))
+        print_wrapped(console, *filter(None, (words.summary(report), report.real_gpus)))
         console.print()
         if report.overall.errors:
             print_table(console, tables.overall(report.overall))

@@ -22,7 +22,7 @@ def report(console: Console, report: Report, gates: Sequence[Result] = ()) -> No
     worst cases, skipped measurements, gates.
     """
     console.print(words.headline(report), style="bold")
-    lines(console, words.summary(report))
+    lines(console, *filter(None, (words.summary(report), report.real_gpus)))
     console.print()
     if report.overall.errors:
         print_table(console, tables.overall(report.overall))

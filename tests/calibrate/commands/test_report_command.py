@@ -77,7 +77,7 @@ def test_json_is_alone_on_stdout_and_has_every_case(records, capsys):
     assert main(["report", records, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == ["peakcast_version", "command", "profile", "groups", "cases", "methods", "paper", "history",
-                              "explained", "skipped", "gates"]
+                              "explained", "skipped", "real_gpus", "gates"]
     assert len(document["cases"]) == 6
     case = document["cases"][0]
     for counter in COUNTERS[:3]:
@@ -90,7 +90,8 @@ def test_a_directory_gets_the_report_in_every_form(records, tmp_path, capsys):
     target = tmp_path / "new" / "report"
     assert main(["report", records, "-o", str(target), "--json"]) == 0
     assert json.loads((target / "report.json").read_text()) == json.loads(capsys.readouterr().out)
-    assert sorted(path.name for path in target.iterdir()) == ["cases.csv", "report.html", "report.json", "report.md"]
+    assert sorted(path.name for path in target.iterdir()) == ["cases.csv", "real_gpus.md", "report.html", "report.json",
+                                                               "report.md"]
     with open(target / "cases.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["measured_requested_bytes"] for row in rows[:1]] == ["36126125220"]

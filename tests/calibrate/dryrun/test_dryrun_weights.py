@@ -54,6 +54,24 @@ def test_all_else_is_drawn_in_full(tensor):
         assert torch.equal(random_weights._mostly_zeros(torch.Tensor.normal_)(tensor), expected)
 
 
+@pytest.mark.parametrize("make", [torch.empty, lambda *shape: torch.nn.Parameter(torch.empty(*shape))],
+                         ids=["tensor", "parameter"])
+def test_a_truncated_normal_weight_begins_as_in_pytorch_and_so_does_what_is_drawn_after_it(make):
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((torch.nn.init, "_no_grad_trunc_normal_"), (torch.nn.Parameter, "normal_"),
+                            (torch.nn.Parameter, "uniform_")):
+            patch.setattr(owner, name, getattr(owner, name))
+        drawn = []
+        for begin in (lambda: None, random_weights.start):
+            begin()
+            torch.manual_seed(7)
+            weight = torch.nn.init.trunc_normal_(make(1024, 1040), std=0.02, a=-0.06, b=0.06).detach()
+            drawn.append((weight, torch.rand(9)))
+    (theirs, after), (ours, after_ours) = drawn
+    assert torch.equal(ours.view(-1)[:1024], theirs.view(-1)[:1024]) and not ours.view(-1)[1024:].any()
+    assert torch.equal(after_ours, after)
+
+
 def test_a_parameter_that_may_not_be_written_is_refused_as_in_pytorch():
     with pytest.raises(RuntimeError, match="leaf Variable"):
         random_weights._mostly_zeros(torch.Tensor.normal_)(torch.nn.Parameter(torch.zeros(1024, 1024)))

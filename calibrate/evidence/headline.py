@@ -1,0 +1,55 @@
+"""What the README and the first page of a report say of other people's GPUs."""
+
+from __future__ import annotations
+
+from calibrate.evidence.comparison import CLOSE, Comparison, Figure, by, jobs, measurements, share
+from calibrate.evidence.sources import Basis, Kind
+from calibrate.evidence.verdicts import Happened, Threads
+
+HOW = {"workload": "predict", "report": "predict", "command": "dryrun"}
+"""The command that predicts a form of job."""
+WHAT = {"predict": "peakcast predict", "dryrun": "peakcast dryrun of the authors' scripts"}
+
+
+def summary(compared: Comparison) -> str:
+    """The headline: how many figures of how many jobs are how close."""
+    if not compared.judged:
+        return "No figure of other people's GPUs is predicted."
+    training = [figure for figure in compared.judged if figure.row.kind is Kind.TRAINING]
+    parts = [f"Others' measurements on {len(compared.gpus)} kinds of real GPUs, {compared.date}: "
+             f"{_counted(compared.judged)}, {measurements(training)} of training, from {len(compared.judged_sources)} "
+             "sources."]
+    parts += [f"{WHAT[how]} ({_counted(figures)}): {_shares(figures)}."
+              for how, figures in by(compared.judged, how_of).items()]
+    return " ".join(parts)
+
+
+def _counted(figures: list[Figure]) -> str:
+    return f"{measurements(figures)}, of {jobs(figures)} jobs"
+
+
+def _shares(figures: list[Figure]) -> str:
+    groups = by(figures, lambda figure: figure.group)
+    return "; ".join(f"{name} within {CLOSE:.0%} in {found.close} of {found.figures} ({found.portion:.0%}), worst "
+                     f"{found.worst:+.2%}"
+                     for name, figures in groups.items() if (found := share(figures)) is not None)
+
+
+def verdict_summary(threads: Threads) -> str:
+    """The headline of the reports of jobs that ran out of memory."""
+    listed = [thread for thread, _ in threads.judged_pairs]
+    failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
+    assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
+    fitted = [thread for thread, _ in threads.pairs if thread.fitted]
+    text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
+            f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
+            "the reports rest partly on assumed settings.")
+    if not fitted:
+        return text
+    at_first = len(threads.false_fits) + sum(thread.is_false_fit_at_first for thread in fitted)
+    return (f"{text} At first reading it was {at_first} of {len(threads.pairs)}: reports with a setting that was "
+            f"chosen after the verdict was seen ({len(fitted)}) are not counted.")
+
+
+def how_of(figure: Figure) -> str:
+    return HOW[figure.row.job.form]

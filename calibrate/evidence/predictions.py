@@ -1,0 +1,60 @@
+"""The predictions of rows, kept as JSON lines: ``scripts/check.py real_gpus`` appends those that are missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibrate.evidence.sources import DIRECTORY, Row, Source
+from predictor.common.files import read_text
+from predictor.common.json_dataclasses import from_plain, to_plain
+
+FILE = DIRECTORY / "predictions.jsonl"
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted for a row.
+
+    Attributes:
+        digest: of the reconstruction that it was made for (:attr:`Row.digest`).
+        bytes: quantity -> bytes.
+        events: number of actions of the run's memory history, if it was compared with a recording.
+        events_that_differ: of those, how many differ from the recording in what they do or in their size.
+    """
+
+    source: str
+    row: str
+    digest: str
+    date: str
+    bytes: Mapping[str, int]
+    events: int = 0
+    events_that_differ: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.source, self.row
+
+
+def read(path: Path = FILE) -> dict[Key, Predicted]:
+    """The predictions of a file. Of several for one row the last counts."""
+    if not path.is_file():
+        return {}
+    lines = read_text(path, "the predictions of the evidence").splitlines()
+    entries = (from_plain(Predicted, json.loads(line), f"{path.name}:{number}") for number, line in enumerate(lines, 1))
+    return {entry.key: entry for entry in entries}
+
+
+def write(entries: Iterable[Predicted], path: Path = FILE) -> None:
+    """Writes a file with these predictions, ordered by source and row."""
+    lines = (json.dumps(to_plain(entry)) for entry in sorted(entries, key=lambda entry: entry.key))
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def of(source: Source, row: Row, entries: Mapping[Key, Predicted]) -> Predicted | None:
+    """The prediction of a row's present reconstruction."""
+    found = entries.get((source.name, row.id))
+    return found if found is not None and found.digest == row.digest else None
