@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -84,15 +85,22 @@ def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Ca
     """
     if arguments.json:
         _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False) + "\n")
-    elif arguments.output:
-        stream = io.StringIO()
-        report(console(stream, width=WIDTH))
-        _emit(arguments.output, stream.getvalue())
+    elif arguments.output or not sys.stdout.isatty():
+        text = _as_text(report, "utf-8" if arguments.output else sys.stdout.encoding or "utf-8")
+        _emit(arguments.output, re.sub(" +$", "", text, flags=re.MULTILINE))  # tables fill their lines
     else:
-        stdout = sys.stdout
-        if isinstance(stdout, io.TextIOWrapper) and not (stdout.encoding or "utf-8").lower().startswith("utf"):
-            stdout.reconfigure(errors="replace")  # "?" for characters that the terminal cannot show
-        report(console(sys.stdout, width=None if sys.stdout.isatty() else WIDTH))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # "?" for characters that the terminal cannot show
+        report(console(sys.stdout, width=None))
+
+
+def _as_text(report: Callable[[Any], None], encoding: str) -> str:
+    """The report in characters that the encoding has; "?" stands for others."""
+    data = io.BytesIO()
+    with io.TextIOWrapper(data, encoding, errors="replace", newline="\n") as stream:
+        report(console(stream, width=WIDTH))
+        stream.flush()
+        return data.getvalue().decode(encoding)
 
 
 def _emit(path: str | None, text: str) -> None:

@@ -81,7 +81,7 @@ def test_a_job_is_predicted_on_the_gpu_of_the_message(capsys, path):
 def test_numbers_that_do_not_agree_are_said_plainly(capsys, path):
     assert main(["oom", path, *JOB, "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "Predicted for this configuration on the whole GPU, 2.24 GiB outside PyTorch assumed: Does not fit" in text
+    assert "Predicted for this configuration on the whole GPU, 2.10 GiB outside PyTorch assumed: Does not fit" in text
     assert "The numbers do not agree, so this may be another failure than the reported one." in text
 
 
@@ -338,3 +338,8 @@ def test_no_torch_is_needed(path):
     script = f"import sys; sys.modules['torch'] = None; from predictor.cli import main; sys.exit(main(['oom', {path!r}]))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("Out of memory on GPU 0")
+
+
+def test_no_line_ends_in_spaces(capsys, path):
+    assert main(["oom", path, *JOB]) == 0
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ")]
