@@ -82,7 +82,8 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _own(own: OwnFiles) -> dict[str, Any]:
-    return {"change": own.change.text, "where": own.change.where, "texts": dict(own.texts),
+    change = own.change
+    return {"change": change and change.text, "where": change and change.where, "texts": dict(own.texts),
             "peak_allocated_bytes": own.peak_allocated_bytes, "peak_reserved_bytes": own.peak_reserved_bytes}
 
 

@@ -190,8 +190,10 @@ def files(console: Console, plan: Plan) -> None:
     if workload is None:
         return
     if isinstance(plan.own, OwnFiles):
-        _print(console, f"Change {plan.own.change.text} ({plan.own.change.where}): "
-               f"{size_text(plan.own.peak_reserved_bytes)} reserved. --write DIR writes the changed files.")
+        change, reserved = plan.own.change, size_text(plan.own.peak_reserved_bytes)
+        where = plan.source.file if plan.source else ""
+        _print(console, f"Change {change.text} ({change.where}): {reserved} reserved. --write DIR writes the changed "
+               "files." if change else f"{where} is the plan already, nothing to change: {reserved} reserved.")
         console.print()
         return
     why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)

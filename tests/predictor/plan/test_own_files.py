@@ -11,7 +11,7 @@ from predictor import Workload, predict, readers
 from predictor.common.errors import InputError
 from predictor.plan import document
 from predictor.plan.knobs import turned
-from predictor.plan.own_files import own_files
+from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.space import space
 
 CONFIG = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
@@ -49,6 +49,12 @@ def test_savings_are_those_of_changes_in_the_words_of_the_users_file(present):
     bucket = knobs["reduce_bucket_size 5e+08 → 5e+07"]
     assert (bucket.own_words, bucket.where) == (
         "zero_optimization.reduce_bucket_size: 50000000 in zero2.json", "zero2.json")
+
+
+def test_files_that_start_the_proposed_training_already_have_nothing_to_change(present):
+    fitting = present.replace(per_device_train_batch_size=8)
+    own = own_files(fitting, fitting)
+    assert isinstance(own, OwnFiles) and own.change is None and own.texts == {} and own.workload == fitting
 
 
 def test_there_are_no_own_files_for_what_does_not_fit(present):
