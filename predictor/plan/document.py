@@ -15,6 +15,7 @@ from predictor.common.suggestions import file_name
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.plan import launch
+from predictor.plan.maxima import Maximum
 from predictor.plan.methods import Method
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan, workload_of
@@ -36,9 +37,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         DATA: chosen.prediction.workload.get(DATA, 1),
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
-        "largest": plan.largest and _shape(plan.largest),
-        "largest_with_expandable_segments": plan.largest_expandable and _shape(plan.largest_expandable),
-        "search_limits": list(plan.search_limits),
+        "largest": plan.largest and _largest(plan.largest),
+        "largest_with_expandable_segments": plan.largest_expandable and _largest(plan.largest_expandable),
         "remedies": [remedy.to_json() for remedy in plan.remedies],
         "ranking": [configuration(row) for row in found.fitting],
         "methods": [_method(method) for method in plan.methods],
@@ -89,6 +89,11 @@ def _own(own: OwnFiles) -> dict[str, Any]:
 
 def _shape(candidate: Candidate) -> dict[str, Any]:
     return {BATCH: candidate.batch, STEPS: candidate.accumulation, LENGTH: candidate.sequence}
+
+
+def _largest(maximum: Maximum) -> dict[str, Any]:
+    return _shape(maximum.candidate) | {"at_any_global_batch_size": {BATCH: maximum.micro_batch},
+                                        "search_limits": list(maximum.search_limits)}
 
 
 def files(plan: Plan) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
-from predictor.answer import largest_size
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
@@ -19,19 +17,17 @@ from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs, precision
-from predictor.plan.memory import Counts, Memory, Point
+from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
+from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, keeps_formulas, predicted, queue, walk
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA, NOT_DEEPSPEED, TENSOR, Space, space
-from predictor.workload.limits import MOST_TOKENS
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
-MOST_BATCH = 4_096
-"""Samples; the largest micro batch that is tried, unless the user sets it."""
 LONGEST, LENGTH_STEP = 131_072, 64
 """Tokens; the longest sequence that is tried, and the step between sequence lengths, unless the user sets it."""
 Group = tuple[int, str, bool, Any]
@@ -54,9 +50,8 @@ class Plan:
         found: configurations that fit, the proposed one first, and the other settings by result.
         methods: the cheapest configuration of each way to share the work, or why none fits; empty for one GPU.
         kept: keys that the user fixed and that would vary otherwise.
-        largest: the largest micro batch, or sequence, that fits in the proposed setting; None if nothing fits.
+        largest: the largest micro batches that fit in the proposed setting; None if nothing fits.
         largest_expandable: the same with expandable segments; None if nothing fits, or if the setting has them.
-        search_limits: sentences about batches above ``largest`` that were not all tried, so that one may fit too.
         remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
@@ -75,9 +70,8 @@ class Plan:
     settings: int
     configurations: int
     counts: Counts
-    largest: Candidate | None
-    largest_expandable: Candidate | None
-    search_limits: tuple[str, ...]
+    largest: Maximum | None
+    largest_expandable: Maximum | None
     remedies: tuple[Remedy, ...]
     closest: Configuration | None
     kept: tuple[str, ...]
@@ -185,15 +179,13 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
     workload = standing.workload
-    largest = largest_batch(best, wanted.maximize, memory) if best else None
+    largest, largest_expandable = _maxima(best, waiting.queues, wanted, memory) if best else (None, None)
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
         methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
         settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=replace(best.candidate, batch=largest.size) if best and largest else None,
-        largest_expandable=_largest_expandable(best, wanted.maximize, memory) if best else None,
-        search_limits=largest_size.may_fit_too("Micro batches of", largest) if largest else (),
+        largest=largest, largest_expandable=largest_expandable,
         remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
@@ -328,7 +320,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     else:
         lengths = (length,)
     fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
-    batches = (batch,) if batch else range(fewest, _most_batch(length) + 1)
+    batches = (batch,) if batch else range(fewest, most_batch(length) + 1)
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
     shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]
@@ -341,28 +333,14 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def largest_batch(best: Configuration, goal: str, memory: Memory) -> largest_size.Found:
-    """The largest micro batch that fits in the proposed setting, at any global batch size, as of ``--maximum-load``."""
-    chosen = best.candidate
-    if goal == "sequence":
-        return largest_size.Found(chosen.batch)
-    attempt = largest_size.attempts(
-        lambda size: memory.job(best.setting, Point(size, chosen.sequence), chosen.accumulation))
-    return largest_size.largest_that_fits(attempt, chosen.batch, _most_batch(chosen.sequence))
-
-
-def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candidate | None:
-    """The same with expandable segments; None if the setting has them already."""
-    conf = with_expandable_segments(best.setting.keys.get("allocator_conf"))
-    if goal == "sequence" or conf is None:
-        return None
-    keys = {**best.setting.keys, "allocator_conf": conf}
-    setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
-    return replace(best.candidate, batch=largest_batch(replace(best, setting=setting), goal, memory).size)
-
-
-def _most_batch(length: int | None) -> int:
-    return min(MOST_BATCH, MOST_TOKENS // (length or 1))
+def _maxima(best: Configuration, queues: Sequence[Queue], wanted: Wanted, memory: Memory
+            ) -> tuple[Maximum, Maximum | None]:
+    """The largest micro batches of the proposed setting, as it is and with expandable segments."""
+    shapes = None if wanted.global_batch_size is None else next(
+        queue.shapes for queue in queues if queue.setting == best.setting)
+    expandable = with_expandable(best) if wanted.maximize != "sequence" else None
+    return (maximum(best, shapes, wanted.maximize, memory),
+            maximum(expandable, shapes, wanted.maximize, memory) if expandable else None)
 
 
 def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None

@@ -79,6 +79,7 @@ class Queue:
         keys: sort key of each shape.
         estimated: the cost estimate, as a function of batch, accumulation and sequence.
         at: index of the best shape that may still fit.
+        shapes: all shapes, those without a formula too.
         states_bytes: bytes that every shape needs at least.
         decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
         doubted: the rank that ran out of memory at the last predicted shape. At the next shapes it is simulated alone
@@ -93,6 +94,10 @@ class Queue:
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
     doubted: int | None = None
+    shapes: Sequence[Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes = tuple(self.candidates)
 
     @property
     def key(self) -> Priority:

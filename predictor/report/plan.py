@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE
 from predictor.plan import document, launch
 from predictor.plan.knobs import Knob
+from predictor.plan.maxima import Maximum
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan
 from predictor.plan.precision import PLAIN
@@ -47,12 +49,7 @@ def head(console: Console, plan: Plan) -> None:
         peak = best.prediction.peak_reserved_bytes
         _print(console, f"Peak {size_text(best.prediction.peak_allocated_bytes)} allocated, {size_text(peak)} reserved "
                f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes or 0)} stay free.")
-        if plan.largest is not None and plan.largest != best.candidate:
-            _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
-        if plan.largest_expandable is not None and plan.largest_expandable != plan.largest:
-            _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_shape(plan.largest_expandable)}.")
-        for sentence in plan.search_limits:
-            _print(console, sentence)
+        _maxima(console, plan, best.candidate)
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
@@ -65,6 +62,27 @@ def head(console: Console, plan: Plan) -> None:
         for sentence in remedies.short(plan.remedies, to_check=remedies.BY_PREDICT):
             _print(console, sentence)
     console.print()
+
+
+def _maxima(console: Console, plan: Plan, proposed: Candidate) -> None:
+    """Prints the largest micro batches of the proposed setting, where they are larger than the proposed one."""
+    plain, expandable = plan.largest, plan.largest_expandable
+    if plain and plain.micro_batch > proposed.batch:
+        _print(console, f"The largest that fits in this setting: {_largest(plain, proposed)}.")
+    if plain and expandable and expandable.micro_batch > plain.micro_batch:
+        _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_largest(expandable, proposed)}.")
+    for sentence in plain.search_limits if plain else ():
+        _print(console, sentence)
+
+
+def _largest(maximum: Maximum, proposed: Candidate) -> str:
+    """The largest shape with the wanted samples per step, and the largest micro batch without that condition."""
+    chosen = maximum.candidate
+    shapes = [_shape(chosen)] if chosen != proposed else []
+    if maximum.micro_batch > chosen.batch:
+        other = _shape(replace(chosen, batch=maximum.micro_batch, accumulation=1))
+        shapes.append(f"{other}, with another number of samples per optimizer step")
+    return "; ".join(shapes)
 
 
 def _shape(shape: Candidate) -> str:

@@ -69,9 +69,15 @@ def test_every_setting_has_one_outcome_and_few_are_composed(made):
 def test_what_is_proposed_fits_and_the_next_larger_batch_does_not(made):
     assert predict(workload_of(made.proposed)).verdict == "fits"
     setting, largest = made.proposed.setting, made.largest
-    assert largest.batch >= made.proposed.candidate.batch
-    assert predict(setting.workload(largest.batch, largest.accumulation, 1024)).verdict == "fits"
-    assert predict(setting.workload(largest.batch + 1, largest.accumulation, 1024)).verdict != "fits"
+    steps = made.proposed.candidate.accumulation
+    assert predict(setting.workload(largest.micro_batch, steps, 1024)).verdict == "fits"
+    assert predict(setting.workload(largest.micro_batch + 1, steps, 1024)).verdict != "fits"
+
+
+def test_the_largest_batch_of_the_users_job_has_as_many_samples_in_a_step(made):
+    for largest in (made.largest, made.largest_expandable):
+        assert largest.candidate.batch * largest.candidate.accumulation * 8 == 128
+        assert largest.candidate.batch <= largest.micro_batch
 
 
 def test_the_longest_sequence_fits_and_the_next_does_not():
@@ -121,7 +127,7 @@ def test_shapes_without_a_formula_are_left_out_and_the_others_planned(flash):
 def test_the_largest_stops_at_shapes_without_a_formula(flash):
     predict(Workload(**flash, zero_stage=3, per_device_train_batch_size=1))
     found = plan(flash | {"zero_stage": 3, "offload": "none", "per_device_train_batch_size": 1}, trace=False)
-    assert found.largest.batch == 1
+    assert found.largest.micro_batch == 1
 
 
 def test_a_setting_that_is_refused_is_not_the_closest(flash):
