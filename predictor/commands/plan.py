@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
                     firm=user.from_options if user.source else None)
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
                   progress=output.progress)
-    texts = document.written(result) if arguments.write is not None else {}
+    texts = document.written(result, arguments.write) if arguments.write is not None else {}
     if texts:  # there are none if nothing fits, or for a learned job
         document.write(arguments.write, texts, arguments.force)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from predictor import readers
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 from predictor.common.suggestions import file_name
@@ -22,7 +23,6 @@ from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA
-from predictor.readers.own_files import COMMAND
 from predictor.workload import deepspeed_document
 from predictor.workload.workload import Workload
 
@@ -111,33 +111,18 @@ def _given(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
 
 
-def written(plan: Plan) -> dict[str, str]:
-    """The text of each file that ``--write`` creates: the user's own files, if they can express the plan."""
+def written(plan: Plan, folder: str) -> dict[str, str]:
+    """The text of each file that ``--write`` creates: the user's own files, if they can express the plan.
+
+    Args:
+        folder: the directory that they are written to; the user's own files name each other there.
+    """
     documents, own = files(plan), plan.own
     if isinstance(own, OwnFiles):
         documents = {launch.WORKLOAD: _given(own.workload)}
     texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
-    return texts | (placed(own.texts) if isinstance(own, OwnFiles) else {})
-
-
-def placed(texts: Mapping[str, str]) -> dict[str, str]:
-    """The user's own files below the directory that is written, where they lie below the directory that they start in.
-
-    That is the directory from which the first file's paths of the others lead to them. Without such a directory each
-    file has its own name only.
-    """
-    first, *others = texts
-    start = next((folder for folder in Path(first).parents
-                  if all((folder / other).is_file() for other in others)), None)
-    main = "command.sh" if first == COMMAND else Path(first).name
-    if start is not None and others and first != COMMAND:
-        main = str(Path(first).relative_to(start))
-    inside = {other: other if start is not None and _is_below(other) else Path(other).name for other in others}
-    return {main: texts[first]} | {str(Path(inside[other])): texts[other] for other in others}
-
-
-def _is_below(path: str) -> bool:
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
+    return texts | (readers.in_directory(plan.source, own.texts, folder)
+                    if isinstance(own, OwnFiles) and plan.source else {})
 
 
 def launched(plan: Plan) -> Workload | None:

@@ -93,6 +93,16 @@ def _engines(dtypes: Sequence[Precision]) -> Axis:
                          "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL)))
 
 
+USUAL_OPTIMIZER, IN_8_BITS = "adamw_torch_fused", ("adamw_bnb_8bit",)
+
+
+def _optimizers(own: str) -> Axis:
+    """The user's own optimizer, which their files keep unless another one is the plan, and AdamW of the other width."""
+    other = Choice("32-bit AdamW", {"optim": USUAL_OPTIMIZER}, "optimizer states of 32 bits") if own in IN_8_BITS else \
+        Choice("8-bit AdamW", {"optim": IN_8_BITS[0]}, "optimizer states of 8 bits")
+    return Axis("optim", (Choice("", {"optim": own}), other))
+
+
 AXES = (
     _engines(TRIED),
     Axis("offload", (
@@ -102,9 +112,7 @@ AXES = (
     Axis("checkpointing", (
         Choice("no checkpointing", {"gradient_checkpointing": False}),
         Choice("checkpointing", {"gradient_checkpointing": True}))),
-    Axis("optim", (
-        Choice("", {"optim": "adamw_torch_fused"}),
-        Choice("8-bit AdamW", {"optim": "adamw_bnb_8bit"}, "optimizer states of 8 bits"))),
+    _optimizers(USUAL_OPTIMIZER),
     Axis("recipe", (
         Choice("", {"recipe": "finetune"}),
         *(Choice(recipe, {"recipe": recipe}, f"recipe {recipe}") for recipe in ("lora", "pretrain", "full"))),
@@ -119,7 +127,7 @@ INSTEAD = "instead"
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
-ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
+ON_THE_HOST = ("optimizer", "all")
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
 """Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
 verified with tensor parallelism."""
@@ -206,7 +214,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # only the shape of a learned job can vary
     table = () if is_learned_file(given.get("model")) else (
-        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:],
+        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)),
+        *(_optimizers(present.optim) if present and axis.name == "optim" else axis for axis in AXES[1:]),
         _instead(whole or given, {key for axis in AXES if axis.name in vary for choice in axis.choices
                                   for key in choice.keys}.union(given if firm is None else firm)))
     varied = [_agreeing(axis, fixed, gpus) for axis in table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,20 @@ def test_beside_adapters_only_what_peft_freezes_is_named(tmp_path, monkeypatch, 
                  "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--gradient-checkpointing", "--keep", "offload,optim", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["frozen"], found["unfrozen"]) == ([], ["model.multi_modal_projector"])
+
+
+def test_the_written_script_is_predicted_as_the_plan_says_and_is_the_plan(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "tests/predictor/configurations/llava/scripts", tmp_path / "scripts")
+    monkeypatch.chdir(tmp_path)
+    asked = ["--gpu", "a100-80gb", "--gpus", "8", "--no-trace", "--top", "1"]
+    assert main(["plan", "--from", "scripts/v1_5/finetune.sh", *asked, "--write", "job", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert "--optim" not in planned["own_files"]["change"]
+    assert main(["predict", "--from", "job/finetune.sh", "--gpu", "a100-80gb", "--data-parallel-size", "8", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert predicted["peak_reserved_bytes"] == planned["proposed"]["peak_reserved_bytes"]
+    assert main(["plan", "--from", "job/finetune.sh", *asked]) == 0
+    assert "job/finetune.sh is the plan already, nothing to change" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_json_has_units_and_what_is_not_modelled(capsys):

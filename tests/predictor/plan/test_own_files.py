@@ -98,12 +98,8 @@ def test_on_several_gpus_what_trains_stays():
     assert {setting.workload(1, 1, 1024).recipe for setting in settings} == {"finetune"} and not any(setting.cuts for setting in settings)
 
 
-@pytest.mark.parametrize("absolute", [True, False])
-def test_written_files_lie_as_they_do_below_the_directory_that_they_start_in(tmp_path, monkeypatch, absolute):
-    monkeypatch.chdir(tmp_path)
-    for path in ("repo/scripts/zero2.json", "repo/scripts/v1/job.sh"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("")
-    first = str(tmp_path / "repo/scripts/v1/job.sh") if absolute else "repo/scripts/v1/job.sh"
-    assert document.placed({first: "the script", "./scripts/zero2.json": "the config"}) == {"scripts/v1/job.sh": "the script",
-                                                                                            "scripts/zero2.json": "the config"}
+@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "adamw_bnb_8bit"])
+def test_the_optimizer_of_the_users_job_is_the_usual_one_of_its_plan(optim):
+    whole = ONE | {"data_parallel_size": 8, "engine": "ddp", "optim": optim}
+    found = space(ONE | {"data_parallel_size": 8}, whole=whole).settings
+    assert {one.workload(1, 1, 1024).optim for one in found if not one.differs} == {optim}
