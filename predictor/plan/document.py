@@ -24,6 +24,7 @@ from predictor.plan.search import Candidate, Configuration
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA
 from predictor.workload import deepspeed_document
+from predictor.workload.command_line import command_line
 from predictor.workload.workload import Workload
 
 
@@ -68,7 +69,8 @@ def configuration(row: Configuration) -> dict[str, Any]:
         "peak_requested_bytes": prediction.peak_requested_bytes,
         "peak_allocated_bytes": prediction.peak_allocated_bytes,
         "peak_reserved_bytes": prediction.peak_reserved_bytes,
-        "estimate": row.estimate.to_json(), "workload": dict(prediction.workload)}
+        "estimate": row.estimate.to_json(), "workload": dict(prediction.workload),
+        "predict": command_line(workload_of(row))}
 
 
 def _setting(setting: Setting) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
-from predictor.plan import cost, knobs, precision
+from predictor.plan import cost, knobs
 from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
@@ -164,7 +164,6 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
     memory = Memory(progress, trace)
     examples = Examples(around, memory)
-    around = examples.revised()
     waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
     assert capacity is not None  # _check() asks for a GPU or a capacity
     found = walk(waiting.queues, memory, wanted.top, capacity)
@@ -233,17 +232,6 @@ class Examples:
             with suppress(InputError):
                 return self._of(settings[0])
         raise _nothing(self.refused)
-
-    def revised(self) -> Space:
-        """The space, after the jobs have shown which parameters train."""
-        return replace(self.space, settings=tuple(filter(None, map(self._revised, self.space.settings))))
-
-    def _revised(self, setting: Setting) -> Setting | None:
-        try:
-            facts = self._of(setting).formula.facts
-        except InputError:  # the walk lists it with the reason
-            return setting
-        return precision.revised(setting, facts, self.space.own, self.space.fixed)
 
     @property
     def tensor_parallel(self) -> bool:

@@ -18,7 +18,7 @@ from predictor.common.value_types import Invalid, thaw
 from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
 from predictor.plan.own_config import on_own_config
-from predictor.plan.precision import TRIED, Precision, own, tried
+from predictor.plan.precision import TRIED, Precision, own, revised, tried
 from predictor.plan.setting import ALONE, BATCH, STEPS, Setting
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS
@@ -168,13 +168,11 @@ class Space:
         settings: all settings.
         fixed: keys that the user fixed, by options or in a DeepSpeed config.
         given: the given keys, with the degrees that follow from the number of GPUs.
-        own: the precision of the user's present training loop, if that is a plain loop.
     """
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
     given: Mapping[str, Any]
-    own: Precision | None = None
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -239,7 +237,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     if not settings:
         raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
                                     "offload, optim, dtype or mixed_precision")
-    return Space(tuple(settings), fixed, given, mine)
+    settings = [setting for setting in (revised(setting, mine, fixed) for setting in settings) if setting]
+    return Space(tuple(settings), fixed, given)
 
 
 def _without_idle_checkpoints(keys: dict[str, Any], firm: Collection[str] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,13 +11,15 @@ from predictor.plan import document, launch
 from predictor.plan.knobs import Knob
 from predictor.plan.maxima import Maximum
 from predictor.plan.own_files import OwnFiles
-from predictor.plan.plan import Plan
+from predictor.plan.plan import Plan, workload_of
 from predictor.plan.precision import PLAIN
 from predictor.plan.search import Candidate, Configuration
 from predictor.report import remedies, value_sources
+from predictor.report.console import WIDTH
 from predictor.report.layout import print_wrapped as _print
 from predictor.report.layout import table
 from predictor.report.units import gib, size_text
+from predictor.workload.command_line import command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +35,10 @@ def report(console: Console, plan: Plan) -> None:
     head(console, plan)
     if plan.found.fitting:
         console.print(_ranking(plan))
+        console.print()
+        for row in plan.found.fitting:
+            console.print(f"# {row.setting.name}, {_shape(row.candidate)}")
+            typed(console, row)
         console.print()
     _methods(console, plan)
     _rest(console, plan)
@@ -120,6 +127,16 @@ def cost(plan: Plan, row: Configuration) -> _Cost:
     parts = (cost.seconds, cost.recomputation, cost.communication + cost.host)
     share = 1 / (float(cost.samples) * tokens)
     return _Cost(*(float(part) * share for part in parts))
+
+
+def typed(console: Console, row: Configuration) -> None:
+    """Prints the command that predicts a configuration, in lines that a shell takes as one."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command_line(workload_of(row)))):
+        if lines[-1].strip() and len(lines[-1]) + len(word) > WIDTH - 3:
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    console.print(" \\\n".join(lines), soft_wrap=True, markup=False, highlight=False)
 
 
 def _methods(console: Console, plan: Plan) -> None:
