@@ -90,8 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(gpus=gpus, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
                     top=arguments.top or TOP, vary=arguments.vary, keep=arguments.keep,
                     firm=user.from_options if user.source else None)
+    from predictor.report.plan import progress_text
+
+    told = output.Told()
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
-                  progress=output.progress)
+                  progress=told.tracing, tell=lambda step: told(lambda: progress_text(step)))
     texts = document.written(result, arguments.write) if arguments.write is not None else {}
     if texts:  # there are none if nothing fits, or for a learned job
         document.write(arguments.write, texts, arguments.force)

@@ -22,7 +22,18 @@ from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
-from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, keeps_formulas, predicted, queue, walk
+from predictor.plan.search import (
+    Candidate,
+    Configuration,
+    Found,
+    Queue,
+    Step,
+    Wanted,
+    keeps_formulas,
+    predicted,
+    queue,
+    walk,
+)
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA, NOT_DEEPSPEED, TENSOR, Space, space
 from predictor.workload.value_sources import Source
@@ -142,7 +153,7 @@ class Standing:
 
 def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True, label: Callable[[str], str] = str,
          progress: Progress | None = None, whole: Mapping[str, Any] | None = None,
-         source: Source | None = None) -> Plan:
+         source: Source | None = None, tell: Callable[[Step], None] | None = None) -> Plan:
     """Search the space around the keys that the user fixed.
 
     Args:
@@ -154,6 +165,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         whole: the user's present configuration, complete. Its knobs are tried, and its global batch size is kept unless
             ``wanted`` sets another. None: ``given`` takes its place, if that is complete.
         source: the files that the values came from, if a framework's configuration was read.
+        tell: is called before each setting is examined, with what is known by then.
 
     Raises:
         InputError: a workload may not have these keys, or they leave nothing to plan.
@@ -166,7 +178,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     examples = Examples(around, memory)
     waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
     assert capacity is not None  # _check() asks for a GPU or a capacity
-    found = walk(waiting.queues, memory, wanted.top, capacity)
+    found = walk(waiting.queues, memory, wanted.top, capacity, tell)
     found.left_out += waiting.left_out
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)

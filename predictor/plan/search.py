@@ -155,11 +155,30 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 
-def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
+@dataclass(frozen=True)
+class Step:
+    """What a walk knows before it examines a setting.
+
+    Attributes:
+        setting: the setting that comes next.
+        waiting: number of settings that wait after it.
+        best: the best configuration that was found so far; None if none fits yet.
+    """
+
+    setting: Setting
+    waiting: int
+    best: Configuration | None
+
+
+def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int,
+         tell: Callable[[Step], None] | None = None) -> Found:
     """The ``wanted`` best settings that fit, each at its best shape.
 
     The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
     in the ranking, even if it costs more.
+
+    Args:
+        tell: is called before each examination.
     """
     found = Found(failed=[queue.setting for queue in queues if queue.states_bytes > capacity_bytes])
     waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
@@ -172,6 +191,8 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         if not ranked and sharing in found.cheapest:
             found.unseen.append(queue.setting)
             continue
+        if tell:
+            tell(Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None))
         try:
             fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
         except InputError as error:
@@ -231,12 +252,15 @@ def _may_fit(queue: Queue, memory: Memory) -> bool:
     if micro_steps not in queue.decided:
         queue.decided.add(micro_steps)
         memory.counts.decided += len(points)
-    last = memory.largest(queue.setting, micro_steps, points)
+    smaller = sorted({_point(c) for c in queue.shapes if _point(c) < points[0]})
+    ruled_out = memory.is_ruled_out(queue.setting, micro_steps, points[0], smaller)
+    last = -1 if ruled_out else memory.largest(queue.setting, micro_steps, points)
     if last >= 0 and _point(chosen) <= points[last]:
         dies = queue.doubted is not None and not memory.survives(
             queue.setting, _point(chosen), chosen.accumulation, queue.doubted)
         queue.at += dies
         return not dies
+    memory.short.add(queue.setting.rest)
     largest = points[last] if last >= 0 else None
     while queue.at < len(queue.candidates):
         other = queue.candidates[queue.at]

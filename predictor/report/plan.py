@@ -13,7 +13,7 @@ from predictor.plan.maxima import Maximum
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.precision import PLAIN
-from predictor.plan.search import Candidate, Configuration
+from predictor.plan.search import Candidate, Configuration, Step
 from predictor.report import remedies, value_sources
 from predictor.report.console import WIDTH
 from predictor.report.layout import print_wrapped as _print
@@ -45,6 +45,15 @@ def report(console: Console, plan: Plan) -> None:
     _knobs(console, plan)
     files(console, plan)
     _tail(console, plan)
+
+
+def progress_text(step: Step) -> str:
+    """A line for a search that is not over."""
+    best = step.best
+    known = "nothing fits so far" if best is None else (
+        f"best so far: {best.setting.name}, {_shape(best.candidate)}: {size_text(best.prediction.peak_reserved_bytes)} "
+        "reserved")
+    return f"examining {step.setting.name} ({step.waiting} settings wait); {known}"
 
 
 def head(console: Console, plan: Plan) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from predictor import Workload, predict
@@ -14,10 +15,11 @@ from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Wanted, document, launch, plan
 from predictor.plan.knobs import turned
-from predictor.plan.memory import Memory
+from predictor.plan.memory import Memory, Point
 from predictor.plan.plan import Examples, _closest, _nothing, workload_of
 from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
+from predictor.report import plan as plan_report
 from predictor.workload import deepspeed_document
 from tests.predictor.small import small_llama
 
@@ -263,3 +265,24 @@ def test_a_recipe_that_cannot_be_predicted_is_left_out_by_name():
     found = plan(GIVEN | {"zero_stage": 2}, Wanted(vary=["recipe"], keep=["optim"], top=1), trace=False).found
     reasons = {why for one, why in found.left_out if one.differs == ("recipe lora",)}
     assert len(reasons) == 1 and found.fitting[0].setting.differs == ()
+
+
+# progress -----------------------------------------------------------------------------------------------
+
+
+def test_each_step_of_the_search_tells_the_best_so_far():
+    steps = []
+    found = plan(GIVEN | {"zero_stage": 2, "offload": "none"}, Wanted(global_batch_size=128, top=2), trace=False, tell=steps.append)
+    assert steps[0].best is None and steps[-1].best == found.proposed
+    assert plan_report.progress_text(steps[-1]).startswith(f"examining {steps[-1].setting.name} (")
+    assert f"best so far: {found.proposed.setting.name}, micro batch" in plan_report.progress_text(steps[-1])
+
+
+@pytest.mark.parametrize(("exceeded", "has_formula", "short"), [(1, False, True), (0, False, True), (1, True, True), (1, False, False)])
+def test_a_shape_is_not_traced_if_a_smaller_one_exceeds_the_capacity_where_memory_was_short(monkeypatch, exceeded, has_formula, short):
+    setting, memory = space(GIVEN).settings[0], Memory()
+    memory.short |= {setting.rest} if short else set()
+    monkeypatch.setattr(memory, "with_formula", lambda setting, points: set(points) if has_formula else set())
+    monkeypatch.setattr(memory, "_beyond", lambda setting, accumulation, points: np.array([exceeded]))
+    ruled_out = memory.is_ruled_out(setting, 1, Point(8, 1024), [Point(1, 1024)])
+    assert ruled_out is (exceeded > 0 and not has_formula and short)
