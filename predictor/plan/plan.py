@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 from predictor.answer.prediction import Remedy
@@ -29,6 +30,7 @@ from predictor.plan.search import (
     Queue,
     Step,
     Wanted,
+    differing,
     keeps_formulas,
     predicted,
     queue,
@@ -103,33 +105,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The settings of a space, ready for the walk.
+    """The settings of a space with their shapes.
 
     Attributes:
-        queues: settings that can be predicted, with their shapes.
+        shapes: each setting that has shapes.
         left_out: the other settings, each with the reason.
-        configurations: number of shapes of all settings.
     """
 
-    queues: tuple[Queue, ...]
+    shapes: tuple[tuple[Setting, Sequence[Candidate]], ...]
     left_out: tuple[tuple[Setting, str], ...]
-    configurations: int
 
     @classmethod
-    def of(cls, around: Space, examples: Examples, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
-        """Every setting with its shapes, sorted by the goal of the search."""
-        job = examples.job
+    def of(cls, around: Space, job: Job, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
+        """Every setting with its shapes."""
         candidates = lru_cache(partial(_candidates, around.fixed, job, wanted, label))
-        queues, left_out, configurations = [], [], 0
+        shapes, left_out = [], []
         for setting in around.settings:
             try:
-                shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
-                                    setting.keys.get(LENGTH))
-                configurations += len(shapes)
-                queues.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
+                shapes.append((setting, candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
+                                                   setting.keys.get(LENGTH))))
             except InputError as error:
                 left_out.append((setting, str(error)))
-        return cls(tuple(queues), tuple(left_out), configurations)
+        return cls(tuple(shapes), tuple(left_out))
+
+    @property
+    def ranks(self) -> Iterator[list[tuple[Setting, Sequence[Candidate]]]]:
+        """The settings in groups, of which each ranks after the one before, whatever it costs."""
+        ordered = sorted(self.shapes, key=lambda row: differing(row[0]))
+        return (list(rows) for _, rows in groupby(ordered, key=lambda row: differing(row[0])))
 
 
 @dataclass(frozen=True)
@@ -176,32 +179,53 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
     memory = Memory(progress, trace)
     examples = Examples(around, memory)
-    waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
-    assert capacity is not None  # _check() asks for a GPU or a capacity
-    found = walk(waiting.queues, memory, wanted.top, capacity, tell)
-    found.left_out += waiting.left_out
+    waiting = Waiting.of(around, examples.job, wanted, label)
+    found, queues = _searched(waiting, examples, wanted, memory, tell)
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)
     best = found.fitting[0] if found.fitting else None
-    chosen = best or _closest(waiting.queues, found, memory)
+    chosen = best or _closest(queues, found, memory)
     try:
         standing = Standing.of(*_standing(whole, around, chosen, source))
     except InputError as error:  # the user's present configuration cannot be predicted
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
     workload = standing.workload
-    largest, largest_expandable = _maxima(best, waiting.queues, wanted, memory) if best else (None, None)
+    largest, largest_expandable = _maxima(best, queues, wanted, memory) if best else (None, None)
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
-        methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
-        settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
+        methods=methods(found, queues, memory) if workload.world_size > 1 else (),
+        settings=len(around.settings), counts=memory.counts,
+        configurations=sum(len(shapes) for _, shapes in waiting.shapes),
         largest=largest, largest_expandable=largest_expandable,
         remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
         source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
+
+
+def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memory,
+              tell: Callable[[Step], None] | None) -> tuple[Found, list[Queue]]:
+    """The result of the search, with the settings that it looked at.
+
+    Settings that rank after all that was wanted are not looked at: their facts may need traces.
+    """
+    found, queues = Found(left_out=list(waiting.left_out)), list[Queue]()
+    for rows in waiting.ranks:
+        if found.is_enough(wanted.top, [setting for setting, _ in rows]):
+            found.unseen += [setting for setting, _ in rows]
+            continue
+        ready = []
+        for setting, shapes in rows:
+            try:
+                ready.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
+            except InputError as error:
+                found.left_out.append((setting, str(error)))
+        walk(ready, memory, wanted.top, _capacity(examples.job.workload), found, tell)
+        queues += ready
+    return found, queues
 
 
 def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:

@@ -133,6 +133,10 @@ class Found:
     left_out: list[tuple[Setting, str]] = field(default_factory=list)
     cheapest: dict[str, Configuration] = field(default_factory=dict)
 
+    def is_enough(self, wanted: int, settings: Sequence[Setting]) -> bool:
+        """Whether settings that rank after all that was found would change nothing."""
+        return len(self.fitting) >= wanted and all(setting.sharing in self.cheapest for setting in settings)
+
 
 def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate],
           states_bytes: int = 0) -> Queue:
@@ -150,8 +154,7 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
     later = [alone and goal != "cost"] * len(order)
     ranked = cost[order] * (1 + WORTH) if alone else cost[order]
-    others = (setting.cuts, len(setting.differs))
-    keys = list(zip([others] * len(order), first[order].tolist(), later, ranked.tolist()))
+    keys = list(zip([differing(setting)] * len(order), first[order].tolist(), later, ranked.tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 
@@ -170,9 +173,14 @@ class Step:
     best: Configuration | None
 
 
-def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int,
-         tell: Callable[[Step], None] | None = None) -> Found:
-    """The ``wanted`` best settings that fit, each at its best shape.
+def differing(setting: Setting) -> tuple[bool, int]:
+    """The first part of the sort key: whether samples are cut, and in how many ways training differs."""
+    return setting.cuts, len(setting.differs)
+
+
+def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int, found: Found,
+         tell: Callable[[Step], None] | None = None) -> None:
+    """Adds to what was found, until it has the ``wanted`` best settings that fit, each at its best shape.
 
     The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
     in the ranking, even if it costs more.
@@ -180,7 +188,7 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
     Args:
         tell: is called before each examination.
     """
-    found = Found(failed=[queue.setting for queue in queues if queue.states_bytes > capacity_bytes])
+    found.failed += [queue.setting for queue in queues if queue.states_bytes > capacity_bytes]
     waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
                if queue.states_bytes <= capacity_bytes]
     memory.counts.ruled_out += sum(len(queue.candidates) for queue in queues if queue.states_bytes > capacity_bytes)
@@ -211,7 +219,6 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
             heapq.heappush(waiting, (queue.key, number, queue))
         else:
             found.failed.append(queue.setting)
-    return found
 
 
 def keeps_formulas(queue: Queue, memory: Memory) -> bool:
