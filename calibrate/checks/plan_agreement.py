@@ -16,6 +16,7 @@ import random
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -26,6 +27,7 @@ from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import Kept, Row
 from predictor.answer.predict import predict
 from predictor.commands import options
+from predictor.common.errors import InputError
 from predictor.plan import Wanted, plan
 from predictor.plan.plan import workload_of
 from predictor.plan.search import Configuration
@@ -53,8 +55,10 @@ def jobs(args: Namespace) -> Iterator[Row]:
 
 def compared(job: Mapping[str, Any]) -> Row:
     """The row of a plan: of each listed configuration, the figures of the plan and those of ``predict``."""
-    made = plan(job["given"], Wanted(**job["searched"]), trace=False)
-    listed = [*made.found.fitting, *made.found.cheapest.values(), *([made.closest] if made.closest else [])]
+    listed: list[Configuration] = []
+    with suppress(InputError):  # no formula of such a job is shipped
+        made = plan(job["given"], Wanted(**job["searched"]), trace=False)
+        listed = [*made.found.fitting, *made.found.cheapest.values(), *([made.closest] if made.closest else [])]
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "predicted", **job,
             "configurations": list({row.setting.name: _both(row) for row in listed}.values())}
 

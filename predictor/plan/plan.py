@@ -14,7 +14,6 @@ from typing import Any
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
@@ -24,11 +23,12 @@ from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.search import (
+    QUIET,
     Candidate,
     Configuration,
     Found,
     Queue,
-    Step,
+    Telling,
     Wanted,
     differing,
     keeps_formulas,
@@ -155,8 +155,8 @@ class Standing:
 
 
 def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True, label: Callable[[str], str] = str,
-         progress: Progress | None = None, whole: Mapping[str, Any] | None = None,
-         source: Source | None = None, tell: Callable[[Step], None] | None = None) -> Plan:
+         telling: Telling = QUIET, whole: Mapping[str, Any] | None = None,
+         source: Source | None = None) -> Plan:
     """Search the space around the keys that the user fixed.
 
     Args:
@@ -164,11 +164,10 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         wanted: the goal of the search.
         trace: whether models without a shipped formula may be traced.
         label: the name of a key in messages.
-        progress: wraps the shapes that are traced.
+        telling: shows the progress of traces and of the search.
         whole: the user's present configuration, complete. Its knobs are tried, and its global batch size is kept unless
             ``wanted`` sets another. None: ``given`` takes its place, if that is complete.
         source: the files that the values came from, if a framework's configuration was read.
-        tell: is called before each setting is examined, with what is known by then.
 
     Raises:
         InputError: a workload may not have these keys, or they leave nothing to plan.
@@ -177,10 +176,10 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
-    memory = Memory(progress, trace)
+    memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
     waiting = Waiting.of(around, examples.job, wanted, label)
-    found, queues = _searched(waiting, examples, wanted, memory, tell)
+    found, queues = _searched(waiting, examples, wanted, memory, telling)
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)
     best = found.fitting[0] if found.fitting else None
@@ -199,7 +198,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         settings=len(around.settings), counts=memory.counts,
         configurations=sum(len(shapes) for _, shapes in waiting.shapes),
         largest=largest, largest_expandable=largest_expandable,
-        remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
+        remedies=() if best else remedies(workload, trace=trace, progress=telling.tracing),
+        closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
@@ -207,7 +207,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
 
 
 def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memory,
-              tell: Callable[[Step], None] | None) -> tuple[Found, list[Queue]]:
+              telling: Telling) -> tuple[Found, list[Queue]]:
     """The result of the search, with the settings that it looked at.
 
     Settings that rank after all that was wanted are not looked at: their facts may need traces.
@@ -223,7 +223,7 @@ def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memo
                 ready.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
             except InputError as error:
                 found.left_out.append((setting, str(error)))
-        walk(ready, memory, wanted.top, _capacity(examples.job.workload), found, tell)
+        walk(ready, memory, wanted.top, _capacity(examples.job.workload), found, telling)
         queues += ready
     return found, queues
 

@@ -12,12 +12,14 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from predictor.answer.answer import answer
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
+from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned, store
 from predictor.plan.cost import Estimate
@@ -173,20 +175,31 @@ class Step:
     best: Configuration | None
 
 
+class Telling(NamedTuple):
+    """How a search shows its progress: wraps the shapes of a trace, and is told each step before it is taken."""
+
+    tracing: Progress | None = None
+    step: Callable[[Step], None] = lambda step: None
+
+
+QUIET = Telling()
+"""Shows nothing."""
+
+
 def differing(setting: Setting) -> tuple[bool, int]:
     """The first part of the sort key: whether samples are cut, and in how many ways training differs."""
     return setting.cuts, len(setting.differs)
 
 
 def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int, found: Found,
-         tell: Callable[[Step], None] | None = None) -> None:
+         telling: Telling = QUIET) -> None:
     """Adds to what was found, until it has the ``wanted`` best settings that fit, each at its best shape.
 
     The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
     in the ranking, even if it costs more.
 
     Args:
-        tell: is called before each examination.
+        telling: is told each examination before it begins.
     """
     found.failed += [queue.setting for queue in queues if queue.states_bytes > capacity_bytes]
     waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
@@ -199,8 +212,7 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         if not ranked and sharing in found.cheapest:
             found.unseen.append(queue.setting)
             continue
-        if tell:
-            tell(Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None))
+        telling.step(Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None))
         try:
             fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
         except InputError as error:

@@ -13,7 +13,7 @@ from predictor import Workload, predict
 from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
-from predictor.plan import Wanted, document, launch, plan
+from predictor.plan import Telling, Wanted, document, launch, plan
 from predictor.plan.knobs import turned
 from predictor.plan.memory import Memory, Point
 from predictor.plan.plan import Examples, _closest, _nothing, workload_of
@@ -278,7 +278,7 @@ def test_settings_that_rank_after_enough_others_are_not_looked_at():
 
 def test_each_step_of_the_search_tells_the_best_so_far():
     steps = []
-    found = plan(GIVEN | {"zero_stage": 2, "offload": "none"}, Wanted(global_batch_size=128, top=2), trace=False, tell=steps.append)
+    found = plan(GIVEN | {"zero_stage": 2, "offload": "none"}, Wanted(global_batch_size=128, top=2), trace=False, telling=Telling(step=steps.append))
     assert steps[0].best is None and steps[-1].best == found.proposed
     assert plan_report.progress_text(steps[-1]).startswith(f"examining {steps[-1].setting.name} (")
     assert f"best so far: {found.proposed.setting.name}, micro batch" in plan_report.progress_text(steps[-1])
