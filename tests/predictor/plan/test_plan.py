@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from calibrate.checks.plan_agreement import FIGURES, typed
 from predictor import Workload, predict
 from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
@@ -21,6 +22,7 @@ from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
 from predictor.report import plan as plan_report
 from predictor.workload import deepspeed_document
+from predictor.workload.command_line import command_line
 from tests.predictor.small import small_llama
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
@@ -50,6 +52,12 @@ def test_the_ranking_is_that_of_predicting_every_configuration():
             if predict(setting.workload(batch, 8 // batch, 1024)).verdict == "fits":
                 best.setdefault(setting.name, batch)
     assert {one.setting.name: one.candidate.batch for one in found.found.fitting} == best
+
+
+def test_the_command_line_of_a_configuration_predicts_its_bytes(made):
+    for row in made.found.fitting:
+        asked = predict(typed(command_line(workload_of(row))))
+        assert [getattr(asked, name) for name in FIGURES] == [getattr(row.prediction, name) for name in FIGURES]
 
 
 def test_cheaper_comes_first_and_other_training_last(made):
