@@ -145,7 +145,8 @@ def typed(console: Console, row: Configuration) -> None:
         if lines[-1].strip() and len(lines[-1]) + len(word) > WIDTH - 3:
             lines.append(" ")
         lines[-1] += f" {word}" if lines[-1] else word
-    console.print(" \\\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    for number, line in enumerate(lines, start=1):
+        console.print(line + " \\" * (number < len(lines)), soft_wrap=True, markup=False, highlight=False)
 
 
 def _methods(console: Console, plan: Plan) -> None:

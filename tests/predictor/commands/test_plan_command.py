@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def test_the_short_plan_fits_on_one_screen_and_can_be_run(capsys):
     text = "\n".join(lines)
     assert len(lines) <= 40 and max(len(line.rstrip()) for line in lines) <= 100
     assert "Arguments: --per_device_train_batch_size" in text and "--write DIR writes the files." in text
+    command = text[text.index("peakcast predict"):].split("\n\n")[0]
+    assert shlex.split(command)[:3] == ["peakcast", "predict", "llava-1.5-7b"] and command.count("\\\n") == command.count("\n") > 0
     assert "one more forward of the layers" in text and "--details shows the best of each method" in text
 
 
