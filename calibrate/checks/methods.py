@@ -31,8 +31,9 @@ from calibrate.measure import measure as measuring
 from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
 from predictor.plan import Plan, Wanted, plan
+from predictor.plan.maxima import largest_batch
 from predictor.plan.memory import Memory
-from predictor.plan.plan import largest_batch, workload_of
+from predictor.plan.plan import workload_of
 from predictor.plan.search import Configuration
 from predictor.plan.setting import SHARINGS, Setting
 from predictor.workload.workload import Workload

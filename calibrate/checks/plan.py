@@ -32,7 +32,7 @@ from calibrate.records.record import MeasuredOn
 from predictor.jobs.dispatch import prepare
 from predictor.plan import Wanted, plan
 from predictor.plan.plan import workload_of
-from predictor.plan.search import Candidate, Configuration
+from predictor.plan.search import Configuration
 from predictor.workload.workload import Workload
 
 LLAVA: dict[str, Any] = {"model": "llava-1.5-7b", "sequence_length": 1024}
@@ -62,21 +62,22 @@ def planned(job: Mapping[str, Any]) -> Row:
     return {"schema_version": 1, "date": date.today().isoformat(), "measured_on": "emulated", "given": keys,
             "searched": searched, "seconds": round(planning.seconds, 2), "settings": planning.settings,
             "configurations": planning.configurations, "counts": asdict(planning.counts), "proposed": best.setting.name,
-            "gradient_accumulation_steps": best.candidate.accumulation, "jobs": list(batches(best, planning.largest))}
+            "gradient_accumulation_steps": best.candidate.accumulation, "jobs":
+            list(batches(best, planning.largest.micro_batch))}
 
 
-def batches(best: Configuration, largest: Candidate) -> Iterator[dict[str, Any]]:
+def batches(best: Configuration, largest: int) -> Iterator[dict[str, Any]]:
     """Runs the four batches. Yields the outcome of each."""
     def at(batch: int) -> Workload:
         return workload_of(replace(best, candidate=replace(best.candidate, batch=batch)))
 
-    job = prepare(at(largest.batch))
+    job = prepare(at(largest))
     whole = job.workload.capacity
     assert whole is not None  # every plan of the list is for a known GPU
     share, _ = job.margin.limits(whole)
-    too_large = next(size for size in count(largest.batch + 1) if prepare(at(size)).judge().verdict == "does_not_fit")
-    for name, batch, capacity in (("proposed", best.candidate.batch, whole), ("largest", largest.batch, share),
-                                  ("next", largest.batch + 1, share), ("too large", too_large, whole)):
+    too_large = next(size for size in count(largest + 1) if prepare(at(size)).judge().verdict == "does_not_fit")
+    for name, batch, capacity in (("proposed", best.candidate.batch, whole), ("largest", largest, share),
+                                  ("next", largest + 1, share), ("too large", too_large, whole)):
         record = measuring.measure(at(batch).replace(capacity_bytes=capacity), device=MeasuredOn.EMULATED)
         died = record.job.out_of_memory
         print(f"{best.setting.name}, {name} batch {batch}: {'died' if died else 'survived'}", file=sys.stderr)

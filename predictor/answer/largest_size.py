@@ -219,6 +219,8 @@ def may_fit_too(what: str, found: Found) -> tuple[str, ...]:
     """
     if not found.untried:
         return ()
+    if len(found.untried) == 1:
+        return (f"{what} {found.untried[0]:,} were not tried, and may fit too.",)
     return (f"{what} {found.untried[0]:,} to {found.untried[-1]:,} were not all tried, and some may fit too.",)
 
 

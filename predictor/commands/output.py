@@ -9,7 +9,9 @@ import os
 import re
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 from predictor.common.suggestions import file_name
 from predictor.report.console import WIDTH, console
+
+EVERY = 10
+"""Seconds between two lines that tell what long work is doing."""
+TRACING = "tracing the model (once; kept for next time): shape {} of {}"
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -119,6 +125,29 @@ def progress(shapes: Sequence[Any]) -> Iterable[Any]:
 
     return track(shapes, description="Tracing the model (once; kept for next time)", console=Console(stderr=True),
                  transient=True)
+
+
+class Told:
+    """Tells on stderr what long work is doing and knows already: in plain lines, one every :data:`EVERY` seconds."""
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, text: Callable[[], str]) -> None:
+        """Prints a line, if the last one was long ago."""
+        now = time.monotonic()
+        if now - self.last >= EVERY:
+            self.last = now
+            print(text(), file=sys.stderr, flush=True)
+
+    def tracing(self, shapes: Sequence[Any]) -> Iterable[Any]:
+        """The shapes to trace, with a progress bar if stderr is a terminal, else with lines."""
+        if sys.stderr.isatty():
+            yield from progress(shapes)
+            return
+        for number, shape in enumerate(shapes, start=1):
+            self(partial(TRACING.format, number, len(shapes)))
+            yield shape
 
 
 def searching(limit_bytes: int) -> None:

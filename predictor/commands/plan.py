@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     replicas, gpus = arguments.data_parallel_size, arguments.gpus
     arguments.data_parallel_size = replicas or (gpus and str(gpus))
     user = options.given(arguments)
-    from predictor.plan import Wanted, document, plan
+    from predictor.plan import Telling, Wanted, document, plan
     from predictor.plan.space import DATA, TENSOR, VARYING
 
     given, whole = user.values, None
@@ -90,9 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(gpus=gpus, global_batch_size=arguments.global_batch_size, maximize=arguments.maximize,
                     top=arguments.top or TOP, vary=arguments.vary, keep=arguments.keep,
                     firm=user.from_options if user.source else None)
+    from predictor.report.plan import progress_text
+
+    told = output.Told()
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
-                  progress=output.progress)
-    texts = document.written(result) if arguments.write is not None else {}
+                  telling=Telling(told.tracing, lambda step: told(lambda: progress_text(step))))
+    texts = document.written(result, arguments.write) if arguments.write is not None else {}
     if texts:  # there are none if nothing fits, or for a learned job
         document.write(arguments.write, texts, arguments.force)
 

@@ -16,6 +16,6 @@ Known limitations:
 """
 
 from predictor.plan.plan import Plan, plan
-from predictor.plan.search import Wanted
+from predictor.plan.search import Telling, Wanted
 
-__all__ = ["Plan", "Wanted", "plan"]
+__all__ = ["Plan", "Telling", "Wanted", "plan"]

@@ -9,20 +9,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from predictor import readers
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 from predictor.common.suggestions import file_name
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.plan import launch
+from predictor.plan.maxima import Maximum
 from predictor.plan.methods import Method
 from predictor.plan.own_files import OwnFiles
 from predictor.plan.plan import Plan, workload_of
 from predictor.plan.search import Candidate, Configuration
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA
-from predictor.readers.own_files import COMMAND
 from predictor.workload import deepspeed_document
+from predictor.workload.command_line import command_line
 from predictor.workload.workload import Workload
 
 
@@ -36,9 +38,8 @@ def to_json(plan: Plan) -> dict[str, Any]:
         DATA: chosen.prediction.workload.get(DATA, 1),
         "global_batch_size": plan.global_batch_size, "capacity_bytes": plan.capacity_bytes,
         "proposed": best and configuration(best),
-        "largest": plan.largest and _shape(plan.largest),
-        "largest_with_expandable_segments": plan.largest_expandable and _shape(plan.largest_expandable),
-        "search_limits": list(plan.search_limits),
+        "largest": plan.largest and _largest(plan.largest),
+        "largest_with_expandable_segments": plan.largest_expandable and _largest(plan.largest_expandable),
         "remedies": [remedy.to_json() for remedy in plan.remedies],
         "ranking": [configuration(row) for row in found.fitting],
         "methods": [_method(method) for method in plan.methods],
@@ -68,7 +69,8 @@ def configuration(row: Configuration) -> dict[str, Any]:
         "peak_requested_bytes": prediction.peak_requested_bytes,
         "peak_allocated_bytes": prediction.peak_allocated_bytes,
         "peak_reserved_bytes": prediction.peak_reserved_bytes,
-        "estimate": row.estimate.to_json(), "workload": dict(prediction.workload)}
+        "estimate": row.estimate.to_json(), "workload": dict(prediction.workload),
+        "predict": command_line(workload_of(row))}
 
 
 def _setting(setting: Setting) -> dict[str, Any]:
@@ -82,12 +84,18 @@ def _method(method: Method) -> dict[str, Any]:
 
 
 def _own(own: OwnFiles) -> dict[str, Any]:
-    return {"change": own.change.text, "where": own.change.where, "texts": dict(own.texts),
+    change = own.change
+    return {"change": change and change.text, "where": change and change.where, "texts": dict(own.texts),
             "peak_allocated_bytes": own.peak_allocated_bytes, "peak_reserved_bytes": own.peak_reserved_bytes}
 
 
 def _shape(candidate: Candidate) -> dict[str, Any]:
     return {BATCH: candidate.batch, STEPS: candidate.accumulation, LENGTH: candidate.sequence}
+
+
+def _largest(maximum: Maximum) -> dict[str, Any]:
+    return _shape(maximum.candidate) | {"at_any_global_batch_size": {BATCH: maximum.micro_batch},
+                                        "search_limits": list(maximum.search_limits)}
 
 
 def files(plan: Plan) -> dict[str, Any]:
@@ -105,33 +113,18 @@ def _given(workload: Workload) -> dict[str, Any]:
     return {name: value for name, value in workload.resolved().items() if name not in workload.filled_in}
 
 
-def written(plan: Plan) -> dict[str, str]:
-    """The text of each file that ``--write`` creates: the user's own files, if they can express the plan."""
+def written(plan: Plan, folder: str) -> dict[str, str]:
+    """The text of each file that ``--write`` creates: the user's own files, if they can express the plan.
+
+    Args:
+        folder: the directory that they are written to; the user's own files name each other there.
+    """
     documents, own = files(plan), plan.own
     if isinstance(own, OwnFiles):
         documents = {launch.WORKLOAD: _given(own.workload)}
     texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
-    return texts | (placed(own.texts) if isinstance(own, OwnFiles) else {})
-
-
-def placed(texts: Mapping[str, str]) -> dict[str, str]:
-    """The user's own files below the directory that is written, where they lie below the directory that they start in.
-
-    That is the directory from which the first file's paths of the others lead to them. Without such a directory each
-    file has its own name only.
-    """
-    first, *others = texts
-    start = next((folder for folder in Path(first).parents
-                  if all((folder / other).is_file() for other in others)), None)
-    main = "command.sh" if first == COMMAND else Path(first).name
-    if start is not None and others and first != COMMAND:
-        main = str(Path(first).relative_to(start))
-    inside = {other: other if start is not None and _is_below(other) else Path(other).name for other in others}
-    return {main: texts[first]} | {str(Path(inside[other])): texts[other] for other in others}
-
-
-def _is_below(path: str) -> bool:
-    return not Path(path).is_absolute() and ".." not in Path(path).parts
+    return texts | (readers.in_directory(plan.source, own.texts, folder)
+                    if isinstance(own, OwnFiles) and plan.source else {})
 
 
 def launched(plan: Plan) -> Workload | None:

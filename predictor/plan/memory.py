@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.events import timeline
 from predictor.events.regimes import Regime
@@ -70,12 +72,14 @@ class Memory:
     Attributes:
         trace: whether jobs without a formula may be traced.
         least: bytes that the smallest shape of a setting needs at least, for the settings examined so far.
+        short: other choices (:attr:`Setting.rest`) of settings whose first shapes did not fit.
     """
 
     progress: Progress | None = None
     trace: bool = True
     counts: Counts = field(default_factory=Counts)
     least: dict[Setting, float] = field(default_factory=dict)
+    short: set[tuple[str, ...]] = field(default_factory=set)
     _largest: dict[tuple[Setting, int, Point, Point, int], int] = field(default_factory=dict)
 
     def job(self, setting: Setting, point: Point, accumulation: int) -> Job:
@@ -114,6 +118,23 @@ class Memory:
         if key not in self._largest:
             self._largest[key] = self._search(setting, accumulation, points)
         return self._largest[key]
+
+    def is_ruled_out(self, setting: Setting, accumulation: int, point: Point, smaller: Sequence[Point]) -> bool:
+        """Whether a smaller shape exceeds the capacity already, so that this one need not be traced.
+
+        Only looks where memory was short in a similar setting, and only if the shape has no formula yet: the traces of
+        smaller shapes are needed then in any case.
+
+        Args:
+            smaller: smaller shapes of the setting, in ascending order.
+        """
+        if setting.rest not in self.short or learned.is_learned_file(setting.keys["model"]):
+            return False
+        with suppress(InputError):  # the walk names what cannot be predicted
+            if not self.with_formula(setting, [point]):
+                bounds = (self._beyond(setting, accumulation, [other]) for other in smaller)
+                return any(bound is not None and bound[0] > 0 for bound in bounds)
+        return False
 
     def survives(self, setting: Setting, point: Point, accumulation: int, rank: int) -> bool:
         """Whether one rank surely survives at a shape.

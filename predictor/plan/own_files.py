@@ -24,14 +24,14 @@ class OwnFiles:
     """The files of a user's framework that start the proposed training.
 
     Attributes:
-        change: what changes, in the framework's words.
+        change: what changes, in the framework's words; None if the user's files are the proposed training already.
         texts: the whole text of each changed file, by its path; of a command line, by ``the command``.
         workload: the job that these files start.
         peak_allocated_bytes, peak_reserved_bytes: predicted peaks of the worst rank with these files. They differ from
             the plan's where the framework decides keys that the plan leaves open, such as bucket sizes.
     """
 
-    change: OwnChange
+    change: OwnChange | None
     texts: Mapping[str, str]
     workload: Workload
     peak_allocated_bytes: int
@@ -49,6 +49,8 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
     """
     assert present.source is not None  # it was read
     changes = _changed(present, proposed)
+    if not changes:
+        return _judged(None, {}, present)
     change = present.source.in_own_words(changes)
     texts = readers.files(present.source, changes)
     file = f"{present.source.file} is not changed"
@@ -59,13 +61,23 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
         changed = present.replace(**change.workload)
         if _engine(changed) != _engine(proposed):
             return f"{file}: {_other_engine(changed, proposed)}"
-        with store.existing_only():
-            outcome = dispatch.prepare(changed).judge()
+        return _judged(change, texts, changed)
     except InputError as error:
         return f"{file}: what it would start cannot be predicted: {error}"
+
+
+def _judged(change: OwnChange | None, texts: Mapping[str, str], started: Workload) -> OwnFiles | str:
+    """The files with the peaks of what they start, or the sentence that this does not surely fit.
+
+    Raises:
+        InputError: what they start cannot be predicted without a trace.
+    """
+    with store.existing_only():
+        outcome = dispatch.prepare(started).judge()
     if outcome.verdict != FITS:
-        return f"{file}: what it would start does not surely fit"
-    return OwnFiles(change, texts, changed, outcome.peak_allocated_bytes, outcome.reserved.bytes)
+        assert started.source is not None  # it was read
+        return f"{started.source.file} is not changed: what it would start does not surely fit"
+    return OwnFiles(change, texts, started, outcome.peak_allocated_bytes, outcome.reserved.bytes)
 
 
 def _not_expressed(source: Source, changes: Mapping[str, Any]) -> str:

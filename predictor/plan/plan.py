@@ -4,34 +4,43 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any
 
-from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
-from predictor.answer import largest_size
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
-from predictor.plan import cost, knobs, precision
-from predictor.plan.memory import Counts, Memory, Point
+from predictor.plan import cost, knobs
+from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
+from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
-from predictor.plan.search import Candidate, Configuration, Found, Queue, Wanted, keeps_formulas, predicted, queue, walk
+from predictor.plan.search import (
+    QUIET,
+    Candidate,
+    Configuration,
+    Found,
+    Queue,
+    Telling,
+    Wanted,
+    differing,
+    keeps_formulas,
+    predicted,
+    queue,
+    walk,
+)
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA, NOT_DEEPSPEED, TENSOR, Space, space
-from predictor.workload.limits import MOST_TOKENS
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
-MOST_BATCH = 4_096
-"""Samples; the largest micro batch that is tried, unless the user sets it."""
 LONGEST, LENGTH_STEP = 131_072, 64
 """Tokens; the longest sequence that is tried, and the step between sequence lengths, unless the user sets it."""
 Group = tuple[int, str, bool, Any]
@@ -54,9 +63,8 @@ class Plan:
         found: configurations that fit, the proposed one first, and the other settings by result.
         methods: the cheapest configuration of each way to share the work, or why none fits; empty for one GPU.
         kept: keys that the user fixed and that would vary otherwise.
-        largest: the largest micro batch, or sequence, that fits in the proposed setting; None if nothing fits.
+        largest: the largest micro batches that fit in the proposed setting; None if nothing fits.
         largest_expandable: the same with expandable segments; None if nothing fits, or if the setting has them.
-        search_limits: sentences about batches above ``largest`` that were not all tried, so that one may fit too.
         remedies: if nothing fits, changes of the configuration that ``standing`` names, each judged.
         knobs: savings of single changes to the configuration that ``standing`` names; ``before`` has its peaks.
         source: the files that the values came from, if a framework's configuration was read.
@@ -75,9 +83,8 @@ class Plan:
     settings: int
     configurations: int
     counts: Counts
-    largest: Candidate | None
-    largest_expandable: Candidate | None
-    search_limits: tuple[str, ...]
+    largest: Maximum | None
+    largest_expandable: Maximum | None
     remedies: tuple[Remedy, ...]
     closest: Configuration | None
     kept: tuple[str, ...]
@@ -98,33 +105,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The settings of a space, ready for the walk.
+    """The settings of a space with their shapes.
 
     Attributes:
-        queues: settings that can be predicted, with their shapes.
+        shapes: each setting that has shapes.
         left_out: the other settings, each with the reason.
-        configurations: number of shapes of all settings.
     """
 
-    queues: tuple[Queue, ...]
+    shapes: tuple[tuple[Setting, Sequence[Candidate]], ...]
     left_out: tuple[tuple[Setting, str], ...]
-    configurations: int
 
     @classmethod
-    def of(cls, around: Space, examples: Examples, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
-        """Every setting with its shapes, sorted by the goal of the search."""
-        job = examples.job
+    def of(cls, around: Space, job: Job, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
+        """Every setting with its shapes."""
         candidates = lru_cache(partial(_candidates, around.fixed, job, wanted, label))
-        queues, left_out, configurations = [], [], 0
+        shapes, left_out = [], []
         for setting in around.settings:
             try:
-                shapes = candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
-                                    setting.keys.get(LENGTH))
-                configurations += len(shapes)
-                queues.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
+                shapes.append((setting, candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
+                                                   setting.keys.get(LENGTH))))
             except InputError as error:
                 left_out.append((setting, str(error)))
-        return cls(tuple(queues), tuple(left_out), configurations)
+        return cls(tuple(shapes), tuple(left_out))
+
+    @property
+    def ranks(self) -> Iterator[list[tuple[Setting, Sequence[Candidate]]]]:
+        """The settings in groups, of which each ranks after the one before, whatever it costs."""
+        ordered = sorted(self.shapes, key=lambda row: differing(row[0]))
+        return (list(rows) for _, rows in groupby(ordered, key=lambda row: differing(row[0])))
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class Standing:
 
 
 def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True, label: Callable[[str], str] = str,
-         progress: Progress | None = None, whole: Mapping[str, Any] | None = None,
+         telling: Telling = QUIET, whole: Mapping[str, Any] | None = None,
          source: Source | None = None) -> Plan:
     """Search the space around the keys that the user fixed.
 
@@ -156,7 +164,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         wanted: the goal of the search.
         trace: whether models without a shipped formula may be traced.
         label: the name of a key in messages.
-        progress: wraps the shapes that are traced.
+        telling: shows the progress of traces and of the search.
         whole: the user's present configuration, complete. Its knobs are tried, and its global batch size is kept unless
             ``wanted`` sets another. None: ``given`` takes its place, if that is complete.
         source: the files that the values came from, if a framework's configuration was read.
@@ -168,37 +176,56 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
-    memory = Memory(progress, trace)
+    memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
-    around = examples.revised()
-    waiting, capacity = Waiting.of(around, examples, wanted, label), examples.job.workload.capacity
-    assert capacity is not None  # _check() asks for a GPU or a capacity
-    found = walk(waiting.queues, memory, wanted.top, capacity)
-    found.left_out += waiting.left_out
+    waiting = Waiting.of(around, examples.job, wanted, label)
+    found, queues = _searched(waiting, examples, wanted, memory, telling)
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)
     best = found.fitting[0] if found.fitting else None
-    chosen = best or _closest(waiting.queues, found, memory)
+    chosen = best or _closest(queues, found, memory)
     try:
         standing = Standing.of(*_standing(whole, around, chosen, source))
     except InputError as error:  # the user's present configuration cannot be predicted
         found.left_out.append((Setting("what was given, as it is", (), (), whole or given), str(error)))
         standing = Standing.of(*_named(chosen))
     workload = standing.workload
-    largest = largest_batch(best, wanted.maximize, memory) if best else None
+    largest, largest_expandable = _maxima(best, queues, wanted, memory) if best else (None, None)
     return Plan(
         goal=wanted.maximize, gpu=workload.gpu or "the given capacity", gpus=workload.world_size,
         global_batch_size=wanted.global_batch_size, capacity_bytes=_capacity(workload), found=found,
-        methods=methods(found, waiting.queues, memory) if workload.world_size > 1 else (),
-        settings=len(around.settings), configurations=waiting.configurations, counts=memory.counts,
-        largest=replace(best.candidate, batch=largest.size) if best and largest else None,
-        largest_expandable=_largest_expandable(best, wanted.maximize, memory) if best else None,
-        search_limits=largest_size.may_fit_too("Micro batches of", largest) if largest else (),
-        remedies=() if best else remedies(workload, trace=trace, progress=progress), closest=None if best else chosen,
+        methods=methods(found, queues, memory) if workload.world_size > 1 else (),
+        settings=len(around.settings), counts=memory.counts,
+        configurations=sum(len(shapes) for _, shapes in waiting.shapes),
+        largest=largest, largest_expandable=largest_expandable,
+        remedies=() if best else remedies(workload, trace=trace, progress=telling.tracing),
+        closest=None if best else chosen,
         kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
         source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
+
+
+def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memory,
+              telling: Telling) -> tuple[Found, list[Queue]]:
+    """The result of the search, with the settings that it looked at.
+
+    Settings that rank after all that was wanted are not looked at: their facts may need traces.
+    """
+    found, queues = Found(left_out=list(waiting.left_out)), list[Queue]()
+    for rows in waiting.ranks:
+        if found.is_enough(wanted.top, [setting for setting, _ in rows]):
+            found.unseen += [setting for setting, _ in rows]
+            continue
+        ready = []
+        for setting, shapes in rows:
+            try:
+                ready.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
+            except InputError as error:
+                found.left_out.append((setting, str(error)))
+        walk(ready, memory, wanted.top, _capacity(examples.job.workload), found, telling)
+        queues += ready
+    return found, queues
 
 
 def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
@@ -241,17 +268,6 @@ class Examples:
             with suppress(InputError):
                 return self._of(settings[0])
         raise _nothing(self.refused)
-
-    def revised(self) -> Space:
-        """The space, after the jobs have shown which parameters train."""
-        return replace(self.space, settings=tuple(filter(None, map(self._revised, self.space.settings))))
-
-    def _revised(self, setting: Setting) -> Setting | None:
-        try:
-            facts = self._of(setting).formula.facts
-        except InputError:  # the walk lists it with the reason
-            return setting
-        return precision.revised(setting, facts, self.space.own, self.space.fixed)
 
     @property
     def tensor_parallel(self) -> bool:
@@ -328,7 +344,7 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     else:
         lengths = (length,)
     fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
-    batches = (batch,) if batch else range(fewest, _most_batch(length) + 1)
+    batches = (batch,) if batch else range(fewest, most_batch(length) + 1)
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
     shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]
@@ -341,28 +357,14 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
-def largest_batch(best: Configuration, goal: str, memory: Memory) -> largest_size.Found:
-    """The largest micro batch that fits in the proposed setting, at any global batch size, as of ``--maximum-load``."""
-    chosen = best.candidate
-    if goal == "sequence":
-        return largest_size.Found(chosen.batch)
-    attempt = largest_size.attempts(
-        lambda size: memory.job(best.setting, Point(size, chosen.sequence), chosen.accumulation))
-    return largest_size.largest_that_fits(attempt, chosen.batch, _most_batch(chosen.sequence))
-
-
-def _largest_expandable(best: Configuration, goal: str, memory: Memory) -> Candidate | None:
-    """The same with expandable segments; None if the setting has them already."""
-    conf = with_expandable_segments(best.setting.keys.get("allocator_conf"))
-    if goal == "sequence" or conf is None:
-        return None
-    keys = {**best.setting.keys, "allocator_conf": conf}
-    setting = replace(best.setting, rest=(*best.setting.rest, EXPANDABLE), keys=keys)
-    return replace(best.candidate, batch=largest_batch(replace(best, setting=setting), goal, memory).size)
-
-
-def _most_batch(length: int | None) -> int:
-    return min(MOST_BATCH, MOST_TOKENS // (length or 1))
+def _maxima(best: Configuration, queues: Sequence[Queue], wanted: Wanted, memory: Memory
+            ) -> tuple[Maximum, Maximum | None]:
+    """The largest micro batches of the proposed setting, as it is and with expandable segments."""
+    shapes = None if wanted.global_batch_size is None else next(
+        queue.shapes for queue in queues if queue.setting == best.setting)
+    expandable = with_expandable(best) if wanted.maximize != "sequence" else None
+    return (maximum(best, shapes, wanted.maximize, memory),
+            maximum(expandable, shapes, wanted.maximize, memory) if expandable else None)
 
 
 def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None

@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from predictor.common.errors import InputError
-from predictor.events.model_facts import ModelFacts
-from predictor.model.lora import ADAPTERS
 from predictor.plan.setting import Setting
 from predictor.workload.workload import Workload
 
@@ -25,9 +23,7 @@ class Precision(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The precision's name in reports; empty for fp32 weights under bf16 autocast, the usual precision."""
-        if self == MASTERS:
-            return ""
+        """The precision's name in reports. It is always said, because ``predict`` has another one where none is."""
         other = "" if self.dtype == self.mixed_precision else f"{self.mixed_precision} "
         return f"{self.dtype} weights" + (f" under {other}autocast" if self.mixed_precision != "none" else "")
 
@@ -41,8 +37,7 @@ class Precision(NamedTuple):
 
 MASTERS, NARROW, ADAPTED = Precision("fp32", "bf16"), Precision("bf16", "none"), Precision("bf16", "bf16")
 TRIED = (MASTERS, NARROW)
-"""Precisions that are tried for every job. :data:`ADAPTED` is also tried where adapters train, which peft keeps in
-fp32."""
+"""Precisions that are tried for every job. :data:`ADAPTED` is also tried where adapters train."""
 
 
 def own(whole: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Precision | None:
@@ -70,11 +65,11 @@ def tried(fixed: Mapping[str, Any], mine: Precision | None) -> tuple[Precision, 
     return tuple(precision for at, precision in enumerate(precisions) if precision not in precisions[:at])
 
 
-def revised(setting: Setting, facts: ModelFacts, mine: Precision | None, fixed: Collection[str]) -> Setting | None:
-    """The setting, revised after a job has shown which parameters train.
+def revised(setting: Setting, mine: Precision | None, fixed: Collection[str]) -> Setting | None:
+    """The setting, where adapters train or the user has that precision already.
 
-    bf16 weights train the same model if only fp32 adapters train, or if the user has bf16 weights already: then
-    ``differs`` does not list them. Returns None for a setting that nobody would choose: frozen fp32 weights under
+    Adapters train over weights of the dtype that ``predict`` has by default: so ``differs`` does not list bf16 weights
+    there, nor where the user has them. Returns None for a setting that nobody would choose: frozen fp32 weights under
     autocast, which computes with them in bf16.
 
     Args:
@@ -82,17 +77,9 @@ def revised(setting: Setting, facts: ModelFacts, mine: Precision | None, fixed: 
         fixed: keys that the user fixed.
     """
     workload = setting.workload(1, 1, None)
-    precision, alone = Precision(workload.dtype, workload.mixed_precision), _adapters_alone(workload, facts)
-    if workload.engine not in PLAIN or not (alone or precision == mine):
+    precision, adapted = Precision(workload.dtype, workload.mixed_precision), workload.lora is not None
+    if workload.engine not in PLAIN or not (adapted or precision == mine):
         return setting
     if precision == MASTERS != mine and "dtype" not in fixed:
         return None
     return replace(setting, differs=tuple(differs for differs in setting.differs if differs != precision.differs))
-
-
-def _adapters_alone(workload: Workload, facts: ModelFacts) -> bool:
-    """Whether only adapters train, and in fp32. peft creates them in fp32; TRL casts those of quantized models."""
-    wide = workload.lora and workload.lora["autocast_adapter_dtype"]
-    narrowed = workload.quantization and workload.quantization.get("prepare") == "trl"
-    return bool(wide and not narrowed) and all(
-        ADAPTERS in parameter.name for parameter in facts.parameters if parameter.trainable and not parameter.buffer)

@@ -12,12 +12,14 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from predictor.answer.answer import answer
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
+from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned, store
 from predictor.plan.cost import Estimate
@@ -79,6 +81,7 @@ class Queue:
         keys: sort key of each shape.
         estimated: the cost estimate, as a function of batch, accumulation and sequence.
         at: index of the best shape that may still fit.
+        shapes: all shapes, those without a formula too.
         states_bytes: bytes that every shape needs at least.
         decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
         doubted: the rank that ran out of memory at the last predicted shape. At the next shapes it is simulated alone
@@ -93,6 +96,10 @@ class Queue:
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
     doubted: int | None = None
+    shapes: Sequence[Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shapes = tuple(self.candidates)
 
     @property
     def key(self) -> Priority:
@@ -128,6 +135,10 @@ class Found:
     left_out: list[tuple[Setting, str]] = field(default_factory=list)
     cheapest: dict[str, Configuration] = field(default_factory=dict)
 
+    def is_enough(self, wanted: int, settings: Sequence[Setting]) -> bool:
+        """Whether settings that rank after all that was found would change nothing."""
+        return len(self.fitting) >= wanted and all(setting.sharing in self.cheapest for setting in settings)
+
 
 def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimated: Callable[..., Estimate],
           states_bytes: int = 0) -> Queue:
@@ -145,18 +156,52 @@ def queue(setting: Setting, candidates: Sequence[Candidate], goal: str, estimate
     alone = setting.keys.get("engine") == "deepspeed" and (setting.keys.get("data_parallel_size") or 1) == 1
     later = [alone and goal != "cost"] * len(order)
     ranked = cost[order] * (1 + WORTH) if alone else cost[order]
-    others = (setting.cuts, len(setting.differs))
-    keys = list(zip([others] * len(order), first[order].tolist(), later, ranked.tolist()))
+    keys = list(zip([differing(setting)] * len(order), first[order].tolist(), later, ranked.tolist()))
     return Queue(setting, [candidates[index] for index in order], keys, estimated, states_bytes=states_bytes)
 
 
-def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int) -> Found:
-    """The ``wanted`` best settings that fit, each at its best shape.
+@dataclass(frozen=True)
+class Step:
+    """What a walk knows before it examines a setting.
+
+    Attributes:
+        setting: the setting that comes next.
+        waiting: number of settings that wait after it.
+        best: the best configuration that was found so far; None if none fits yet.
+    """
+
+    setting: Setting
+    waiting: int
+    best: Configuration | None
+
+
+class Telling(NamedTuple):
+    """How a search shows its progress: wraps the shapes of a trace, and is told each step before it is taken."""
+
+    tracing: Progress | None = None
+    step: Callable[[Step], None] = lambda step: None
+
+
+QUIET = Telling()
+"""Shows nothing."""
+
+
+def differing(setting: Setting) -> tuple[bool, int]:
+    """The first part of the sort key: whether samples are cut, and in how many ways training differs."""
+    return setting.cuts, len(setting.differs)
+
+
+def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int, found: Found,
+         telling: Telling = QUIET) -> None:
+    """Adds to what was found, until it has the ``wanted`` best settings that fit, each at its best shape.
 
     The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
     in the ranking, even if it costs more.
+
+    Args:
+        telling: is told each examination before it begins.
     """
-    found = Found(failed=[queue.setting for queue in queues if queue.states_bytes > capacity_bytes])
+    found.failed += [queue.setting for queue in queues if queue.states_bytes > capacity_bytes]
     waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
                if queue.states_bytes <= capacity_bytes]
     memory.counts.ruled_out += sum(len(queue.candidates) for queue in queues if queue.states_bytes > capacity_bytes)
@@ -167,6 +212,7 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         if not ranked and sharing in found.cheapest:
             found.unseen.append(queue.setting)
             continue
+        telling.step(Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None))
         try:
             fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
         except InputError as error:
@@ -185,7 +231,6 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
             heapq.heappush(waiting, (queue.key, number, queue))
         else:
             found.failed.append(queue.setting)
-    return found
 
 
 def keeps_formulas(queue: Queue, memory: Memory) -> bool:
@@ -226,12 +271,15 @@ def _may_fit(queue: Queue, memory: Memory) -> bool:
     if micro_steps not in queue.decided:
         queue.decided.add(micro_steps)
         memory.counts.decided += len(points)
-    last = memory.largest(queue.setting, micro_steps, points)
+    smaller = sorted({_point(c) for c in queue.shapes if _point(c) < points[0]})
+    ruled_out = memory.is_ruled_out(queue.setting, micro_steps, points[0], smaller)
+    last = -1 if ruled_out else memory.largest(queue.setting, micro_steps, points)
     if last >= 0 and _point(chosen) <= points[last]:
         dies = queue.doubted is not None and not memory.survives(
             queue.setting, _point(chosen), chosen.accumulation, queue.doubted)
         queue.at += dies
         return not dies
+    memory.short.add(queue.setting.rest)
     largest = points[last] if last >= 0 else None
     while queue.at < len(queue.candidates):
         other = queue.candidates[queue.at]

@@ -18,7 +18,7 @@ from predictor.common.value_types import Invalid, thaw
 from predictor.formula.learned import is_learned_file
 from predictor.plan.cost import NODE
 from predictor.plan.own_config import on_own_config
-from predictor.plan.precision import TRIED, Precision, own, tried
+from predictor.plan.precision import TRIED, Precision, own, revised, tried
 from predictor.plan.setting import ALONE, BATCH, STEPS, Setting
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.keys import KEYS
@@ -93,6 +93,16 @@ def _engines(dtypes: Sequence[Precision]) -> Axis:
                          "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL)))
 
 
+USUAL_OPTIMIZER, IN_8_BITS = "adamw_torch_fused", ("adamw_bnb_8bit",)
+
+
+def _optimizers(own: str) -> Axis:
+    """The user's own optimizer, which their files keep unless another one is the plan, and AdamW of the other width."""
+    other = Choice("32-bit AdamW", {"optim": USUAL_OPTIMIZER}, "optimizer states of 32 bits") if own in IN_8_BITS else \
+        Choice("8-bit AdamW", {"optim": IN_8_BITS[0]}, "optimizer states of 8 bits")
+    return Axis("optim", (Choice("", {"optim": own}), other))
+
+
 AXES = (
     _engines(TRIED),
     Axis("offload", (
@@ -102,9 +112,7 @@ AXES = (
     Axis("checkpointing", (
         Choice("no checkpointing", {"gradient_checkpointing": False}),
         Choice("checkpointing", {"gradient_checkpointing": True}))),
-    Axis("optim", (
-        Choice("", {"optim": "adamw_torch_fused"}),
-        Choice("8-bit AdamW", {"optim": "adamw_bnb_8bit"}, "optimizer states of 8 bits"))),
+    _optimizers(USUAL_OPTIMIZER),
     Axis("recipe", (
         Choice("", {"recipe": "finetune"}),
         *(Choice(recipe, {"recipe": recipe}, f"recipe {recipe}") for recipe in ("lora", "pretrain", "full"))),
@@ -119,7 +127,7 @@ INSTEAD = "instead"
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
-ON_THE_HOST, IN_8_BITS = ("optimizer", "all"), ("adamw_bnb_8bit",)
+ON_THE_HOST = ("optimizer", "all")
 SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
 """Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
 verified with tensor parallelism."""
@@ -160,13 +168,11 @@ class Space:
         settings: all settings.
         fixed: keys that the user fixed, by options or in a DeepSpeed config.
         given: the given keys, with the degrees that follow from the number of GPUs.
-        own: the precision of the user's present training loop, if that is a plain loop.
     """
 
     settings: tuple[Setting, ...]
     fixed: Mapping[str, Any]
     given: Mapping[str, Any]
-    own: Precision | None = None
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -206,7 +212,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # only the shape of a learned job can vary
     table = () if is_learned_file(given.get("model")) else (
-        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)), *AXES[1:],
+        engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)),
+        *(_optimizers(present.optim) if present and axis.name == "optim" else axis for axis in AXES[1:]),
         _instead(whole or given, {key for axis in AXES if axis.name in vary for choice in axis.choices
                                   for key in choice.keys}.union(given if firm is None else firm)))
     varied = [_agreeing(axis, fixed, gpus) for axis in table
@@ -230,7 +237,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     if not settings:
         raise problem or InputError("the keys that are given leave no sensible configuration: leave out engine, "
                                     "offload, optim, dtype or mixed_precision")
-    return Space(tuple(settings), fixed, given, mine)
+    settings = [setting for setting in (revised(setting, mine, fixed) for setting in settings) if setting]
+    return Space(tuple(settings), fixed, given)
 
 
 def _without_idle_checkpoints(keys: dict[str, Any], firm: Collection[str] | None) -> dict[str, Any]:

@@ -24,13 +24,14 @@ from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.readers import accelerate, command, trainer_detection
 from predictor.readers.configuration import read as read_fields
 from predictor.readers.deepspeed import read_without_arguments
+from predictor.readers.own_directory import in_directory
 from predictor.readers.own_files import files, written
 from predictor.readers.own_words import OwnWords
 from predictor.readers.reading import Format
 from predictor.readers.user_input import UserInput
 from predictor.workload.value_sources import Source
 
-__all__ = ["FORMATS", "files", "read", "written"]
+__all__ = ["FORMATS", "files", "in_directory", "read", "written"]
 FORMATS = {
     "llava": "predictor.readers.llava",
     "llamafactory": "predictor.readers.llamafactory",

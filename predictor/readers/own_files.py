@@ -150,17 +150,18 @@ def _command(before: UserInput, after: UserInput, edits: Iterable[Edit], names: 
     if before.flags and before.text:
         script = before.text
         for edit in edits:
-            script = _in_script(script, before, edit, names.get(edit.name, edit.name)) if script else ""
+            script = in_script(script, before, edit, names.get(edit.name, edit.name)) if script else ""
         if script and _reads_as(script, before, after, script=True):
             return script
     words = list(before.words)
     for edit in edits:
-        words = _in_words(words, before, edit, names.get(edit.name, edit.name))
-    line = " ".join(_shell_word(word) for word in words)
+        words = in_words(words, before, edit, names.get(edit.name, edit.name))
+    line = " ".join(shell_word(word) for word in words)
     return line if not before.flags or _reads_as(line, before, after, script=False) else None
 
 
-def _shell_word(word: str) -> str:
+def shell_word(word: str) -> str:
+    """A word of a command as a shell needs it written."""
     name, equals, item = word.partition("=")
     return f"{name}={shlex.quote(item)}" if equals and re.fullmatch(r"[A-Za-z_]\w*", name) else shlex.quote(word)
 
@@ -183,7 +184,7 @@ def _flag(raw: str) -> str:
     return "--" + "[-_]".join(map(re.escape, re.split("[-_]", raw)))
 
 
-def _in_script(text: str, before: UserInput, edit: Edit, raw: str) -> str:
+def in_script(text: str, before: UserInput, edit: Edit, raw: str) -> str:
     """A script with one flag or variable changed; empty if the place is not certain."""
     if edit.place == ENVIRONMENT:
         found = [*re.finditer(rf"(?m)^(?!\s*#)(?:[^#\n]*\s)?{edit.name}=(?P<value>{WORD})", text)]
@@ -221,7 +222,7 @@ def _words(before: UserInput, edit: Edit) -> str:
     return " ".join(map(shlex.quote, [value] if isinstance(value, str) else value))
 
 
-def _in_words(words: list[str], before: UserInput, edit: Edit, raw: str) -> list[str]:
+def in_words(words: list[str], before: UserInput, edit: Edit, raw: str) -> list[str]:
     """The words of a command with one flag, variable or KEY=VALUE changed or added."""
     if edit.place == ENVIRONMENT:
         start = next((at for at, word in enumerate(words) if word.startswith(f"{edit.name}=")), None)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE
 from predictor.plan import document, launch
 from predictor.plan.knobs import Knob
+from predictor.plan.maxima import Maximum
 from predictor.plan.own_files import OwnFiles
-from predictor.plan.plan import Plan
+from predictor.plan.plan import Plan, workload_of
 from predictor.plan.precision import PLAIN
-from predictor.plan.search import Candidate, Configuration
+from predictor.plan.search import Candidate, Configuration, Step
 from predictor.report import remedies, value_sources
+from predictor.report.console import WIDTH
 from predictor.report.layout import print_wrapped as _print
 from predictor.report.layout import table
 from predictor.report.units import gib, size_text
+from predictor.workload.command_line import command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,11 +36,24 @@ def report(console: Console, plan: Plan) -> None:
     if plan.found.fitting:
         console.print(_ranking(plan))
         console.print()
+        for row in plan.found.fitting:
+            console.print(f"# {row.setting.name}, {_shape(row.candidate)}")
+            typed(console, row)
+        console.print()
     _methods(console, plan)
     _rest(console, plan)
     _knobs(console, plan)
     files(console, plan)
     _tail(console, plan)
+
+
+def progress_text(step: Step) -> str:
+    """A line for a search that is not over."""
+    best = step.best
+    known = "nothing fits so far" if best is None else (
+        f"best so far: {best.setting.name}, {_shape(best.candidate)}: {size_text(best.prediction.peak_reserved_bytes)} "
+        "reserved")
+    return f"examining {step.setting.name} ({step.waiting} settings wait); {known}"
 
 
 def head(console: Console, plan: Plan) -> None:
@@ -47,12 +65,7 @@ def head(console: Console, plan: Plan) -> None:
         peak = best.prediction.peak_reserved_bytes
         _print(console, f"Peak {size_text(best.prediction.peak_allocated_bytes)} allocated, {size_text(peak)} reserved "
                f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes or 0)} stay free.")
-        if plan.largest is not None and plan.largest != best.candidate:
-            _print(console, f"The largest that fits in this setting: {_shape(plan.largest)}.")
-        if plan.largest_expandable is not None and plan.largest_expandable != plan.largest:
-            _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_shape(plan.largest_expandable)}.")
-        for sentence in plan.search_limits:
-            _print(console, sentence)
+        _maxima(console, plan, best.candidate)
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
@@ -65,6 +78,27 @@ def head(console: Console, plan: Plan) -> None:
         for sentence in remedies.short(plan.remedies, to_check=remedies.BY_PREDICT):
             _print(console, sentence)
     console.print()
+
+
+def _maxima(console: Console, plan: Plan, proposed: Candidate) -> None:
+    """Prints the largest micro batches of the proposed setting, where they are larger than the proposed one."""
+    plain, expandable = plan.largest, plan.largest_expandable
+    if plain and plain.micro_batch > proposed.batch:
+        _print(console, f"The largest that fits in this setting: {_largest(plain, proposed)}.")
+    if plain and expandable and expandable.micro_batch > plain.micro_batch:
+        _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_largest(expandable, proposed)}.")
+    for sentence in plain.search_limits if plain else ():
+        _print(console, sentence)
+
+
+def _largest(maximum: Maximum, proposed: Candidate) -> str:
+    """The largest shape with the wanted samples per step, and the largest micro batch without that condition."""
+    chosen = maximum.candidate
+    shapes = [_shape(chosen)] if chosen != proposed else []
+    if maximum.micro_batch > chosen.batch:
+        other = _shape(replace(chosen, batch=maximum.micro_batch, accumulation=1))
+        shapes.append(f"{other}, with another number of samples per optimizer step")
+    return "; ".join(shapes)
 
 
 def _shape(shape: Candidate) -> str:
@@ -102,6 +136,17 @@ def cost(plan: Plan, row: Configuration) -> _Cost:
     parts = (cost.seconds, cost.recomputation, cost.communication + cost.host)
     share = 1 / (float(cost.samples) * tokens)
     return _Cost(*(float(part) * share for part in parts))
+
+
+def typed(console: Console, row: Configuration) -> None:
+    """Prints the command that predicts a configuration, in lines that a shell takes as one."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command_line(workload_of(row)))):
+        if lines[-1].strip() and len(lines[-1]) + len(word) > WIDTH - 3:
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    for number, line in enumerate(lines, start=1):
+        console.print(line + " \\" * (number < len(lines)), soft_wrap=True, markup=False, highlight=False)
 
 
 def _methods(console: Console, plan: Plan) -> None:
@@ -190,8 +235,10 @@ def files(console: Console, plan: Plan) -> None:
     if workload is None:
         return
     if isinstance(plan.own, OwnFiles):
-        _print(console, f"Change {plan.own.change.text} ({plan.own.change.where}): "
-               f"{size_text(plan.own.peak_reserved_bytes)} reserved. --write DIR writes the changed files.")
+        change, reserved = plan.own.change, size_text(plan.own.peak_reserved_bytes)
+        where = plan.source.file if plan.source else ""
+        _print(console, f"Change {change.text} ({change.where}): {reserved} reserved. --write DIR writes the changed "
+               "files." if change else f"{where} is the plan already, nothing to change: {reserved} reserved.")
         console.print()
         return
     why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)

@@ -34,6 +34,9 @@ def report(console: Console, plan: Plan, *, all_ranked: bool = False) -> None:
             console.print(_knobs(plan, size[1]))
             console.print()
         whole.files(console, plan)
+        if plan.proposed and plan.source is None:
+            whole.typed(console, plan.proposed)
+            console.print()
         cautions = plan.proposed.prediction.cautions if plan.proposed else ()
         print_wrapped(console, *map(remedies.caution, cautions), _rest(plan, size[0]))
 

@@ -173,3 +173,8 @@ def test_sizes_that_were_not_all_tried_are_said_in_one_sentence():
     assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28, range(29, 1036))) == (
         "Larger batches of 29 to 1,035 were not all tried, and some may fit too.",)
     assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28)) == ()
+
+
+def test_one_size_that_was_not_tried_is_no_range():
+    assert largest_size.may_fit_too("Micro batches of", largest_size.Found(1, range(2, 3))) == (
+        "Micro batches of 2 were not tried, and may fit too.",)

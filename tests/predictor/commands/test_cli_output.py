@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from predictor.cli import main
+from predictor.commands import output
 from tests.predictor import samples
 
 ENOUGH = ["llava-1.5-7b", "--sequence-length", "1024"]
@@ -104,6 +105,7 @@ import predictor.answer.predict
 from tests.predictor import samples
 predictor.answer.predict.predict = lambda workload, **_: samples.prediction(workload)
 from predictor.cli import main
+from predictor.commands import output
 sys.exit(main([*sys.argv[1:], "m", "--sequence-length", "9"]))
 """
 
@@ -150,3 +152,13 @@ def test_a_closed_output_does_not_matter_to_a_file(tmp_path):
 def test_a_terminal_without_unicode_still_shows_everything():
     result = run(subprocess.PIPE, "explain", "--details", PYTHONIOENCODING="ascii")
     assert result.returncode == 0 and "PPPP" in result.stdout and result.stdout.isascii()
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(9, ""), (10, "what is known\n")])
+def test_long_work_tells_a_plain_line_every_ten_seconds(monkeypatch, capsys, seconds, lines):
+    monkeypatch.setattr(output.time, "monotonic", lambda: 100)
+    told = output.Told()
+    monkeypatch.setattr(output.time, "monotonic", lambda: 100 + seconds)
+    told(lambda: "what is known")
+    told(lambda: "and again at once")
+    assert capsys.readouterr().err == lines

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +50,8 @@ def test_the_short_plan_fits_on_one_screen_and_can_be_run(capsys):
     text = "\n".join(lines)
     assert len(lines) <= 40 and max(len(line.rstrip()) for line in lines) <= 100
     assert "Arguments: --per_device_train_batch_size" in text and "--write DIR writes the files." in text
+    command = text[text.index("peakcast predict"):].split("\n\n")[0]
+    assert shlex.split(command)[:3] == ["peakcast", "predict", "llava-1.5-7b"] and command.count("\\\n") == command.count("\n") > 0
     assert "one more forward of the layers" in text and "--details shows the best of each method" in text
 
 
@@ -71,6 +75,20 @@ def test_beside_adapters_only_what_peft_freezes_is_named(tmp_path, monkeypatch, 
                  "h100-80gb", "--zero-stage", "2", "--recipe", "lora", "--gradient-checkpointing", "--keep", "offload,optim", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["frozen"], found["unfrozen"]) == ([], ["model.multi_modal_projector"])
+
+
+def test_the_written_script_is_predicted_as_the_plan_says_and_is_the_plan(tmp_path, monkeypatch, capsys):
+    shutil.copytree(ROOT / "tests/predictor/configurations/llava/scripts", tmp_path / "scripts")
+    monkeypatch.chdir(tmp_path)
+    asked = ["--gpu", "a100-80gb", "--gpus", "8", "--no-trace", "--top", "1"]
+    assert main(["plan", "--from", "scripts/v1_5/finetune.sh", *asked, "--write", "job", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert "--optim" not in planned["own_files"]["change"]
+    assert main(["predict", "--from", "job/finetune.sh", "--gpu", "a100-80gb", "--data-parallel-size", "8", "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    assert predicted["peak_reserved_bytes"] == planned["proposed"]["peak_reserved_bytes"]
+    assert main(["plan", "--from", "job/finetune.sh", *asked]) == 0
+    assert "job/finetune.sh is the plan already, nothing to change" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_json_has_units_and_what_is_not_modelled(capsys):

@@ -11,7 +11,7 @@ from predictor import Workload, predict, readers
 from predictor.common.errors import InputError
 from predictor.plan import document
 from predictor.plan.knobs import turned
-from predictor.plan.own_files import own_files
+from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.space import space
 
 CONFIG = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
@@ -49,6 +49,12 @@ def test_savings_are_those_of_changes_in_the_words_of_the_users_file(present):
     bucket = knobs["reduce_bucket_size 5e+08 → 5e+07"]
     assert (bucket.own_words, bucket.where) == (
         "zero_optimization.reduce_bucket_size: 50000000 in zero2.json", "zero2.json")
+
+
+def test_files_that_start_the_proposed_training_already_have_nothing_to_change(present):
+    fitting = present.replace(per_device_train_batch_size=8)
+    own = own_files(fitting, fitting)
+    assert isinstance(own, OwnFiles) and own.change is None and own.texts == {} and own.workload == fitting
 
 
 def test_there_are_no_own_files_for_what_does_not_fit(present):
@@ -92,12 +98,8 @@ def test_on_several_gpus_what_trains_stays():
     assert {setting.workload(1, 1, 1024).recipe for setting in settings} == {"finetune"} and not any(setting.cuts for setting in settings)
 
 
-@pytest.mark.parametrize("absolute", [True, False])
-def test_written_files_lie_as_they_do_below_the_directory_that_they_start_in(tmp_path, monkeypatch, absolute):
-    monkeypatch.chdir(tmp_path)
-    for path in ("repo/scripts/zero2.json", "repo/scripts/v1/job.sh"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("")
-    first = str(tmp_path / "repo/scripts/v1/job.sh") if absolute else "repo/scripts/v1/job.sh"
-    assert document.placed({first: "the script", "./scripts/zero2.json": "the config"}) == {"scripts/v1/job.sh": "the script",
-                                                                                            "scripts/zero2.json": "the config"}
+@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "adamw_bnb_8bit"])
+def test_the_optimizer_of_the_users_job_is_the_usual_one_of_its_plan(optim):
+    whole = ONE | {"data_parallel_size": 8, "engine": "ddp", "optim": optim}
+    found = space(ONE | {"data_parallel_size": 8}, whole=whole).settings
+    assert {one.workload(1, 1, 1024).optim for one in found if not one.differs} == {optim}

@@ -6,19 +6,23 @@ import json
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from calibrate.checks.plan_agreement import FIGURES, typed
 from predictor import Workload, predict
 from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
-from predictor.plan import Wanted, document, launch, plan
+from predictor.plan import Telling, Wanted, document, launch, plan
 from predictor.plan.knobs import turned
-from predictor.plan.memory import Memory
+from predictor.plan.memory import Memory, Point
 from predictor.plan.plan import Examples, _closest, _nothing, workload_of
 from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
+from predictor.report import plan as plan_report
 from predictor.workload import deepspeed_document
+from predictor.workload.command_line import command_line
 from tests.predictor.small import small_llama
 
 GIVEN = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "data_parallel_size": 8}
@@ -50,6 +54,12 @@ def test_the_ranking_is_that_of_predicting_every_configuration():
     assert {one.setting.name: one.candidate.batch for one in found.found.fitting} == best
 
 
+def test_the_command_line_of_a_configuration_predicts_its_bytes(made):
+    for row in made.found.fitting:
+        asked = predict(typed(command_line(workload_of(row))))
+        assert [getattr(asked, name) for name in FIGURES] == [getattr(row.prediction, name) for name in FIGURES]
+
+
 def test_cheaper_comes_first_and_other_training_last(made):
     keys = [(len(one.setting.differs), one.estimate.seconds_per_sample) for one in made.found.fitting]
     assert keys == sorted(keys) and len(keys) == 5
@@ -69,9 +79,15 @@ def test_every_setting_has_one_outcome_and_few_are_composed(made):
 def test_what_is_proposed_fits_and_the_next_larger_batch_does_not(made):
     assert predict(workload_of(made.proposed)).verdict == "fits"
     setting, largest = made.proposed.setting, made.largest
-    assert largest.batch >= made.proposed.candidate.batch
-    assert predict(setting.workload(largest.batch, largest.accumulation, 1024)).verdict == "fits"
-    assert predict(setting.workload(largest.batch + 1, largest.accumulation, 1024)).verdict != "fits"
+    steps = made.proposed.candidate.accumulation
+    assert predict(setting.workload(largest.micro_batch, steps, 1024)).verdict == "fits"
+    assert predict(setting.workload(largest.micro_batch + 1, steps, 1024)).verdict != "fits"
+
+
+def test_the_largest_batch_of_the_users_job_has_as_many_samples_in_a_step(made):
+    for largest in (made.largest, made.largest_expandable):
+        assert largest.candidate.batch * largest.candidate.accumulation * 8 == 128
+        assert largest.candidate.batch <= largest.micro_batch
 
 
 def test_the_longest_sequence_fits_and_the_next_does_not():
@@ -121,11 +137,11 @@ def test_shapes_without_a_formula_are_left_out_and_the_others_planned(flash):
 def test_the_largest_stops_at_shapes_without_a_formula(flash):
     predict(Workload(**flash, zero_stage=3, per_device_train_batch_size=1))
     found = plan(flash | {"zero_stage": 3, "offload": "none", "per_device_train_batch_size": 1}, trace=False)
-    assert found.largest.batch == 1
+    assert found.largest.micro_batch == 1
 
 
 def test_a_setting_that_is_refused_is_not_the_closest(flash):
-    refused, predicted = (next(one for one in space(flash).settings if one.method == method) for method in ("data parallel", "ZeRO-2"))
+    refused, predicted = (next(one for one in space(flash).settings if one.method.startswith(method)) for method in ("data parallel", "ZeRO-2"))
     queues = [queue(one, [Candidate(size, 1, 128) for size in (1, 2, 4)], "cost", lambda *shape: SimpleNamespace(
         seconds_per_sample=1.0)) for one in (refused, predicted)]
     found = Found(failed=[refused, predicted])
@@ -237,7 +253,7 @@ def test_layers_that_freeze_alike_are_one_pattern_and_none_of_it_trains():
 
 def test_on_one_gpu_plain_pytorch_goes_before_deepspeed_at_an_equal_sequence():
     def key(method, goal, seconds, sequence=1024):
-        setting = next(one for one in space({"model": "gpt2"}).settings if one.method == method and not one.differs)
+        setting = next(one for one in space({"model": "gpt2"}).settings if one.method.startswith(method) and not one.differs)
         cost = SimpleNamespace(seconds_per_sample=seconds)
         return queue(setting, [Candidate(1, 1, sequence)], goal, lambda *_: cost).key
 
@@ -254,6 +270,33 @@ def test_the_workload_file_is_the_proposed_configuration(made):
 
 def test_a_recipe_that_cannot_be_predicted_is_left_out_by_name():
     """Nobody traced LoRA in this cache."""
-    found = plan(GIVEN | {"zero_stage": 2}, Wanted(vary=["recipe"], keep=["optim"], top=1), trace=False).found
+    found = plan(GIVEN | {"zero_stage": 2}, Wanted(vary=["recipe"], keep=["optim"], top=50), trace=False).found
     reasons = {why for one, why in found.left_out if one.differs == ("recipe lora",)}
     assert len(reasons) == 1 and found.fitting[0].setting.differs == ()
+
+
+def test_settings_that_rank_after_enough_others_are_not_looked_at():
+    """Not even for their facts, which nobody traced for LoRA."""
+    found = plan(GIVEN | {"zero_stage": 2}, Wanted(vary=["recipe"], keep=["optim"], top=1), trace=False).found
+    assert not found.left_out and {one.differs for one in found.unseen} >= {("recipe lora",)}
+
+
+# progress -----------------------------------------------------------------------------------------------
+
+
+def test_each_step_of_the_search_tells_the_best_so_far():
+    steps = []
+    found = plan(GIVEN | {"zero_stage": 2, "offload": "none"}, Wanted(global_batch_size=128, top=2), trace=False, telling=Telling(step=steps.append))
+    assert steps[0].best is None and steps[-1].best == found.proposed
+    assert plan_report.progress_text(steps[-1]).startswith(f"examining {steps[-1].setting.name} (")
+    assert f"best so far: {found.proposed.setting.name}, micro batch" in plan_report.progress_text(steps[-1])
+
+
+@pytest.mark.parametrize(("exceeded", "has_formula", "short"), [(1, False, True), (0, False, True), (1, True, True), (1, False, False)])
+def test_a_shape_is_not_traced_if_a_smaller_one_exceeds_the_capacity_where_memory_was_short(monkeypatch, exceeded, has_formula, short):
+    setting, memory = space(GIVEN).settings[0], Memory()
+    memory.short |= {setting.rest} if short else set()
+    monkeypatch.setattr(memory, "with_formula", lambda setting, points: set(points) if has_formula else set())
+    monkeypatch.setattr(memory, "_beyond", lambda setting, accumulation, points: np.array([exceeded]))
+    ruled_out = memory.is_ruled_out(setting, 1, Point(8, 1024), [Point(1, 1024)])
+    assert ruled_out is (exceeded > 0 and not has_formula and short)

@@ -49,7 +49,7 @@ def test_tensor_parallelism_is_tried_alone_and_with_replicas():
     kinds = {setting.method: setting.sharing for setting in space(LLAVA, gpus=4).settings}
     assert set(kinds.values()) == set(SHARINGS)
     assert [name for name, kind in kinds.items() if kind == "tensor parallel"] == [
-        "tensor parallel of 4", "tensor parallel of 4, bf16 weights"]
+        "tensor parallel of 4, fp32 weights under bf16 autocast", "tensor parallel of 4, bf16 weights"]
     assert [name for name, kind in kinds.items() if kind == "combined"] == [
         "data parallel of 2 × tensor parallel of 2, bf16 weights"]
 

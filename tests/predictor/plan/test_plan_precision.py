@@ -17,7 +17,7 @@ from tests.predictor.small import small_config, small_llama
 LORA = {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "cutoff_len": 64, "output_dir": "x",
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": True}
 ALONE = "one GPU"
-WIDE, UNDER, NARROW = ALONE, f"{ALONE}, bf16 weights under autocast", f"{ALONE}, bf16 weights"
+WIDE, UNDER, NARROW = f"{ALONE}, fp32 weights under bf16 autocast", f"{ALONE}, bf16 weights under autocast", f"{ALONE}, bf16 weights"
 FEW = {"optim": "adamw_torch_fused", "offload": "none", "gradient_checkpointing": True}
 
 
@@ -71,17 +71,20 @@ def test_weights_of_bf16_are_no_other_training_where_the_configuration_has_them(
     assert {chosen(row): row["differs"] for row in found["ranking"]}["torch", "bf16", "bf16"] == []
 
 
-def test_frozen_weights_are_of_bf16_where_adapters_alone_train(llama):
-    made = plan({"model": llama, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9, keep=["instead"]))
+@pytest.mark.parametrize("config", [small_llama, small_config])
+def test_adapters_train_over_weights_of_the_dtype_that_predict_has_by_default(tmp_path, config):
+    """Beside LLaVA's the projector trains, too, and in the dtype that it has in ``predict``."""
+    model = written(tmp_path, "config.json", config())
+    made = plan({"model": model, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9, keep=["instead"]))
     assert {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE} == {UNDER: (), NARROW: ()}
     assert made.proposed.setting.method == UNDER
 
 
-def test_weights_of_bf16_are_another_training_where_more_than_adapters_trains(tmp_path):
-    llava = written(tmp_path, "config.json", small_config())
-    made = plan({"model": llava, "recipe": "lora", "sequence_length": 64, "capacity_bytes": 2 << 30} | FEW, Wanted(global_batch_size=8, top=9, keep=["instead"]))
-    differs = {one.setting.method: one.setting.differs for one in made.found.fitting if one.setting.sharing == ALONE}
-    assert differs[WIDE] == () and all("without fp32 master weights" in "".join(differs[name]) for name in (UNDER, NARROW))
+@pytest.mark.parametrize("config", [small_llama, small_config])
+def test_adapters_in_place_of_the_model_train_over_these_weights_too(tmp_path, config):
+    found = space({"model": written(tmp_path, "config.json", config()), "sequence_length": 64, "gpu": "h100-80gb"}, firm=()).settings
+    adapted = [one.workload(1, 1, 64) for one in found if one.keys.get("recipe") == "lora"]
+    assert adapted and {(one.dtype, one.mixed_precision) for one in adapted} == {("bf16", "none")}
 
 
 def test_both_dtypes_that_are_given_are_those_of_the_plain_loop(llama):

@@ -48,14 +48,14 @@ def test_every_setting_is_a_workload_that_keeps_what_was_given(fixed, degree):
 
 def test_all_ways_to_share_the_work_are_tried_on_several_gpus():
     assert methods() == {
-        "data parallel", "data parallel, bf16 weights", "FSDP2", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
+        "data parallel, fp32 weights under bf16 autocast", "data parallel, bf16 weights", "FSDP2", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3",
         "ZeRO-1 · optimizer on the host", "ZeRO-2 · optimizer on the host", "ZeRO-3 · optimizer on the host",
         "ZeRO-3 · optimizer and parameters on the host"}
 
 
 def test_one_gpu_has_no_data_parallel_engine():
     assert not {"data parallel", "FSDP2", "ZeRO-0"} & methods(data_parallel_size=1)
-    assert "one GPU" in methods(data_parallel_size=1)
+    assert "one GPU, bf16 weights" in methods(data_parallel_size=1)
 
 
 def test_a_deepspeed_config_settles_engine_and_offload():
