@@ -26,7 +26,7 @@ from calibrate.checks.directories import EVIDENCE
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import Kept, Row
 from predictor.answer.predict import predict
-from predictor.commands import options
+from predictor.commands.options import add_workload, workload
 from predictor.common.errors import InputError
 from predictor.plan import Wanted, plan
 from predictor.plan.plan import workload_of
@@ -73,8 +73,8 @@ def _both(row: Configuration) -> dict[str, Any]:
 def typed(line: str) -> Workload:
     """The workload of ``peakcast predict …``, as the command reads it."""
     parser = ArgumentParser()
-    options.add_workload(parser)
-    return options.workload(parser.parse_args(shlex.split(line)[2:]))
+    add_workload(parser)
+    return workload(parser.parse_args(shlex.split(line)[2:]))
 
 
 measure = Kept(EVIDENCE / "plan_agreement.jsonl", compared, known_by=("given", "searched"))
