@@ -17,8 +17,8 @@ from predictor.common import gpus
 from predictor.common.value_types import thaw
 from predictor.jobs import dispatch
 from predictor.workload import deepspeed_document
+from predictor.workload.command_line import change_words
 from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
-from predictor.workload.option_words import option_words
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
@@ -243,7 +243,7 @@ def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], O
     change. A framework may decide further keys by the change, and a DeepSpeed config says others.
     """
     if workload.source is None:
-        words = option_words(workload, keys)
+        words = change_words(workload, keys)
         return dict(keys), OwnChange(words, {}, "", keys) if words else None
     own = workload.source.in_own_words(keys)
     if own is None:

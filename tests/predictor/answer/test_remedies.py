@@ -14,7 +14,7 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.remedies import short
-from predictor.workload.option_words import option_words
+from predictor.workload.command_line import change_words
 from tests.predictor.small import small_llama
 
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 2048, "per_device_train_batch_size": 16}
@@ -311,4 +311,4 @@ def test_of_a_job_that_fits_only_what_lowers_its_reserved_memory_is_listed(conf,
     ({}, {"quantization": {"load_in_4bit": True}}, "--quantization load_in_4bit=true"),
     ({}, {"deepspeed": {"zero_optimization": {"stage": 2}}}, "")])
 def test_changes_are_said_in_words_that_can_be_typed(given, keys, words):
-    assert option_words(Workload(**{"model": "llava-1.5-7b"} | given), keys) == words
+    assert change_words(Workload(**{"model": "llava-1.5-7b"} | given), keys) == words
