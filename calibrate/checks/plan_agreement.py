@@ -35,7 +35,7 @@ from predictor.workload.command_line import command_line
 from predictor.workload.workload import Workload
 
 LEAST, SEED = 200, 20261123
-PLANS = 40
+PLANS = 44
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "gpu": ("h100-80gb", "a100-80gb", "a100-40gb", "rtx-4090", "l40s", "h200"),
     "sequence_length": (700, 1024, 1500, 2048, 4096), "recipe": ("finetune", "finetune", "pretrain", "lora")}
