@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from predictor.workload.modes import advice_for
 
 if TYPE_CHECKING:
     from predictor.events.sizes import Shape
+    from predictor.formula.few_layers import FewLayers
     from predictor.trace.recorder import Recording
 
 
@@ -98,12 +100,54 @@ def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress
     brings = key.generation.brings if key.generation else 0
     shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
     with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
-        recordings: list[Recording] = []
-        for shape in progress(shapes) if progress else shapes:
-            recordings.append(_recorded(key, model, inputs, shape))
-            fit.same_list(recordings[0], recordings[-1], shape)
+        recorder = _RegimeRecorder(model, lambda shape: _recorded(key, model, inputs, shape), len(shapes))
+        recordings = [recorder.at(shape) for shape in (progress(shapes) if progress else shapes)]
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
     return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
+
+
+WHOLE = 2
+"""Shapes of a regime at which the whole model is traced. They must show that few layers suffice at the others."""
+
+
+class _RegimeRecorder:
+    """Records the shapes of a regime: the first with the whole model, the others with few layers if that is possible.
+
+    Args:
+        record: traces the model at a shape.
+        number: the number of shapes.
+    """
+
+    def __init__(self, model, record: Callable[[Shape], Recording], number: int) -> None:
+        self._model, self._record, self._number = model, record, number
+        self._whole: dict[Shape, Recording] = {}
+        self._few: FewLayers | None = None
+
+    def at(self, shape: Shape) -> Recording:
+        """The recording of a shape.
+
+        Raises:
+            NotOneRegime: its list of events is not that of the first shape.
+        """
+        from predictor.formula.fit import same_list
+
+        if self._few:
+            return self._few.at(shape)
+        recording = self._record(shape)
+        same_list(next(iter(self._whole.values()), recording), recording, shape)
+        self._whole[shape] = recording
+        if len(self._whole) == WHOLE and self._number > WHOLE:
+            self._few = self._few_layers()
+        return recording
+
+    def _few_layers(self) -> FewLayers | None:
+        """The recorder of few layers; None if this model does not allow it."""
+        from predictor.formula.few_layers import FewLayers
+
+        try:
+            return FewLayers(self._model, self._record, self._whole)
+        except Exception:  # a model whose layers are skipped can fail anywhere, and then it runs as a whole
+            return None
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
