@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.events.regimes import NotOneRegime
-from predictor.formula.repeats import Layout, Repeats, Unrolled, allocations_of, unroll
+from predictor.formula.repeats import RULES, Layout, Repeats, Unrolled, allocations_of, unroll
 from predictor.trace.recorder import Recording
 
 WINDOW = 4096
@@ -37,11 +37,9 @@ class Folding:
         self._described: dict[tuple, int] = {}
         self._codes = self._codes_of(recorded)
         self._events = _array(recorded.events)
-        codes = self._codes_of(further)
-        blocks = np.array(list(_added_blocks(self._codes, codes)), dtype=np.int32).reshape(-1, 2)
-        if (blocks[1:, 0] - blocks[1:, 1] < blocks[:-1, 0]).any():
-            raise NotOneRegime("passes of two loops overlap")
-        self.repeats = Repeats(units, blocks, _frees(self._events, _array(further.events), blocks))
+        codes, with_bytes = self._codes_of(further), self._codes_of(further, with_bytes=True)
+        blocks = np.array(list(_added_blocks(self._codes, codes, with_bytes)), dtype=np.int32).reshape(-1, 2)
+        self.repeats = Repeats(units, *_with_frees(self._events, _array(further.events), blocks, with_bytes))
         self._unrolled: dict[int, Unrolled] = {}
         self.folded(further, units + 1)
 
@@ -71,10 +69,11 @@ class Folding:
                 raise NotOneRegime(str(error)) from error
         return self._unrolled[units]
 
-    def _codes_of(self, recording: Recording) -> np.ndarray:
-        """A number for each event, equal where events are equal except for bytes and rows."""
+    def _codes_of(self, recording: Recording, *, with_bytes: bool = False) -> np.ndarray:
+        """A number for each event, equal where events are equal except for rows, and for bytes unless ``with_bytes``."""
         of_buffer = [self._described.setdefault(
-            (b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else ""),
+            (b.module, b.operator, b.role, b.recomputed,
+             b.size if with_bytes else b.size[0] if isinstance(b.size, tuple) else ""),
             len(self._described)) for b in recording.buffers]
         events = _array(recording.events)
         moments = [self._described.setdefault((moment,), len(self._described)) for moment in recording.moments]
@@ -97,8 +96,9 @@ class Folding:
                 and rows([g.row for g in ours.gradients]) == [g.row for g in recording.gradients]
                 and positions([m.position for m in ours.marks]) == [m.position for m in recording.marks]
                 and [m[1:] for m in ours.marks] == [m[1:] for m in recording.marks]
-                and ours.owners == recording.owners
-                and not (ours.cuts or ours.cache or recording.cuts or recording.cache)
+                and ours.owners == recording.owners and positions(ours.cuts) == list(recording.cuts)
+                and [[row if row < 0 else rows([row])[0] for row in pair] for pair in ours.cache]
+                == list(map(list, recording.cache))
                 and rows(ours.outputs or ()) == list(recording.outputs or ()))
         except ValueError:  # a hook in a loop
             return False
@@ -119,12 +119,15 @@ def _equal_length(left: np.ndarray, right: np.ndarray) -> int:
     return size
 
 
-def _added_blocks(codes: np.ndarray, further: np.ndarray) -> Iterator[tuple[int, int]]:
+def _added_blocks(codes: np.ndarray, further: np.ndarray, with_bytes: np.ndarray) -> Iterator[tuple[int, int]]:
     """Blocks of ``further`` that repeat the events before them and are missing in ``codes``: position there, length.
 
     Where several lengths repeat what precedes, the one after which the lists agree for longest is taken.
+
+    Args:
+        with_bytes: numbers for the further events that depend on their bytes too.
     """
-    at = place = 0
+    at = place = done = 0
     while True:
         equal = _equal_length(codes[at:], further[place:])
         at, place = at + equal, place + equal
@@ -132,56 +135,84 @@ def _added_blocks(codes: np.ndarray, further: np.ndarray) -> Iterator[tuple[int,
             return
         if place == len(further):
             raise NotOneRegime("an event of few units is missing with more")
-        most = min(len(further) - len(codes), place)
-        before = further[place - most : place]
-        best = 0, 0
-        for length in (most - np.flatnonzero(before == further[place]))[::-1].tolist():
-            if np.array_equal(further[place : place + length], further[place - length : place]):
-                agrees = _equal_length(codes[at : at + WINDOW], further[place + length : place + length + WINDOW])
-                best = max(best, (agrees + (at + agrees == len(codes)), -length))
-                if agrees == WINDOW:
-                    break
-        if not best[0]:
-            raise NotOneRegime("further events repeat nothing before them")
-        yield at, -best[1]
-        place -= best[1]
+        length = _added_length(codes[at:], further, place, len(further) - len(codes))
+        earlier = _earlier(with_bytes[done : place + length], length)
+        yield at - earlier, length
+        place += length
+        done = place - earlier
 
 
-def _frees(events: np.ndarray, further: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """:attr:`Repeats.frees`, from the list of events and that of one more unit.
+def _added_length(codes: np.ndarray, further: np.ndarray, place: int, most: int) -> int:
+    """The length of the block at ``place`` in ``further`` that is missing at the start of ``codes``."""
+    most, best = min(most, place), (0, 0)
+    before = further[place - most : place]
+    for length in (most - np.flatnonzero(before == further[place]))[::-1].tolist():
+        if np.array_equal(further[place : place + length], further[place - length : place]):
+            rest = further[place + length : place + length + WINDOW]
+            agrees = _equal_length(codes[:WINDOW], rest)
+            best = max(best, (agrees + (agrees == len(codes) == len(rest)), -length))
+            if agrees == WINDOW:
+                break
+    if not best[0]:
+        raise NotOneRegime("further events repeat nothing before them")
+    return -best[1]
+
+
+def _earlier(codes: np.ndarray, length: int) -> int:
+    """By how many events a block at the end must begin earlier to be a copy, to the byte, of the block before it; 0 if
+    that is nowhere so.
+
+    A loop may be preceded by events that look like its last ones but for their bytes.
+    """
+    for earlier in range(min(length, len(codes) - 2 * length + 1)):
+        end = len(codes) - earlier
+        if np.array_equal(codes[end - length : end], codes[end - 2 * length : end - length]):
+            return earlier
+    return 0
+
+
+def _with_frees(events: np.ndarray, further: np.ndarray, blocks: np.ndarray,
+                with_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """:attr:`Repeats.blocks` and :attr:`Repeats.frees`, from the list of events and that of one more unit.
+
+    A pass may begin at any of its events. Where frees of a pass follow no rule, it begins an event earlier: events after
+    a loop may look like its next pass.
 
     Raises:
-        NotOneRegime: the buffer of a free is not that of one loop's pass.
+        NotOneRegime: there are no such rules.
     """
-    layout = Layout(len(events), blocks, 1)
-    place = allocations_of(further)
-    buffers = np.stack([layout.origin[place], layout.number[place]])  # that each event of the further list is about
-    alone = allocations_of(events)
+    blocks = blocks.copy()
+    while True:
+        starts = blocks[:, 0] - blocks[:, 1]
+        if (starts < np.append(0, blocks[:-1, 0])).any():
+            raise NotOneRegime("passes of two loops overlap")
+        layout = Layout(len(events), blocks, 1)
+        frees, wrong = _frees(events, further, layout)
+        if not len(wrong):
+            return blocks, frees
+        index = np.searchsorted(blocks[:, 0], wrong[0], side="right")
+        before = layout.place(starts[index]) - 1 if index < len(blocks) and starts[index] <= wrong[0] else -1
+        if before < 0 or with_bytes[before] != with_bytes[before + blocks[index, 1]]:
+            raise NotOneRegime("a free is of buffers that no loop allocates one after another")
+        blocks[index, 0] -= 1
+
+
+def _frees(events: np.ndarray, further: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """:attr:`Repeats.frees`, and the positions of frees that follow none of :data:`RULES <predictor.formula.repeats.RULES>`."""
+    place, in_pass = allocations_of(further), layout.period[:-1] > 0
     frees = np.flatnonzero(events < 0)
-    rules = []
-    seen = [np.stack([alone[frees], np.zeros_like(frees)]), buffers[:, layout.place(frees)],
-            buffers[:, layout.place(frees, 1)]]
-    in_pass = layout.period[:-1] > 0
-    usual = np.where(in_pass[frees] & in_pass[seen[0][0]], 1, 0)
-    odd = (seen[0] != seen[1]).any(0) | (seen[2][0] != seen[0][0]) | (seen[2][1] != usual)
-    for index in np.flatnonzero(odd).tolist():
-        position = int(frees[index])
-        targets = [(int(which[0, index]), int(which[1, index])) for which in seen]
-        rules.append((position, *_rule(targets, in_pass)))
-    return np.array(rules, dtype=np.int32).reshape(-1, 6)
+    further_frees = layout.place(frees), layout.place(frees, 1)
+    # What each frees without a further unit, and with one in the recorded pass and in the next: allocation and its pass.
+    allocation = np.stack([allocations_of(events)[frees], *(layout.origin[place[of]] for of in further_frees)])
+    number = np.stack([np.zeros_like(frees), *(layout.number[place[of]] for of in further_frees)])
 
-
-def _rule(targets: Sequence[tuple[int, int]], in_pass: np.ndarray) -> tuple[int, ...]:
-    """The rest of a row of :attr:`Repeats.frees`.
-
-    Args:
-        targets: the buffers that are freed without a further unit, and with one in the recorded pass and in the next:
-            position of the allocation, and its pass.
-        in_pass: for each position, whether it is in the last pass of a loop.
-    """
-    of_pass = {allocation for allocation, _ in targets if in_pass[allocation]}
-    others = {allocation for allocation, _ in targets if not in_pass[allocation]}
-    if len(of_pass) != 1 or len(others) > 1:
-        raise NotOneRegime("a free is of buffers that no loop allocates one after another")
-    recorded, same, following = (number if in_pass[allocation] else -1 for allocation, number in targets)
-    return *of_pass, same - recorded, following - same, recorded, *(others or {-1})
+    usual = np.where(in_pass[frees] & in_pass[allocation[0]], [[0], [0], [1]], 0)
+    odd = ((allocation != allocation[0]) | (number != usual)).any(0)
+    frees, allocation, number = frees[odd], allocation[:, odd], number[:, odd]
+    looped = in_pass[allocation]
+    number = np.where(looped, number, -1)
+    of_pass, of_first = (np.where(which, allocation, -1).max(0) for which in (looped, ~looped))
+    factors = np.stack([number[1] - number[0], number[2] - number[1], number[0]])
+    follows = (np.where(looped, of_pass, of_first) == allocation).all(0) & looped.any(0) & np.logical_or.reduce(
+        [(factors[0] == more) & (factors[1] == passes) for more, passes in RULES])
+    return np.stack([frees, of_pass, *factors, of_first], axis=1).astype(np.int32), frees[~follows]

@@ -7,10 +7,18 @@ more unit (a sample with its images, or an image of the only sample) has one mor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+
+from predictor.events.events import Buffers
+from predictor.events.micro_step import MicroStep
+
+SAME, OF_PASS, LAST, REVERSED = (0, 0), (0, 1), (1, 0), (1, -1)
+"""The first two factors in :attr:`Repeats.frees`: the buffer of the same pass each time; that of the free's own pass;
+that of the last pass; those of all passes in reverse order."""
+RULES = (SAME, OF_PASS, LAST, REVERSED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,3 +150,65 @@ def allocations_of(events: np.ndarray) -> np.ndarray:
     of_row = np.empty(len(allocated), dtype=np.int64)
     of_row[events[allocated] - 1] = allocated
     return of_row[np.abs(events) - 1]
+
+
+def unrolled(micro: MicroStep, repeats: Repeats, more: int) -> MicroStep:
+    """A micro-step with more units than it was recorded with.
+
+    Raises:
+        ValueError: as :func:`unroll`, or an engine's hook would act in a loop.
+    """
+    events = signed_of(micro)
+    allocation = np.flatnonzero(events > 0)
+    result = unroll(events, repeats, more)
+    layout, source = result.layout, micro.events.buffer[result.allocations]
+
+    def rows(recorded: np.ndarray) -> np.ndarray:
+        return result.rows(allocation[recorded]).astype(np.int32)
+
+    def positions(recorded: np.ndarray) -> np.ndarray:
+        return layout.outside(recorded).astype(np.int32)
+
+    columns = micro.events.buffers
+    buffers = Buffers(*(getattr(columns, name)[source] for name in Buffers.__dataclass_fields__))
+    ready, marks, cache = micro.ready.copy(), micro.marks, micro.cache
+    ready[:, 0], ready[:, 2] = positions(ready[:, 0]), rows(ready[:, 2])
+    if marks is not None:
+        marks = marks.copy()
+        marks[:, 0] = positions(marks[:, 0])
+    if cache is not None:
+        cache = np.where(cache < 0, -1, rows(np.maximum(cache, 0)))
+    return replace(
+        micro, ready=ready, marks=marks, cache=cache, persistent=rows(micro.persistent),
+        cuts=None if micro.cuts is None else positions(micro.cuts),
+        outputs=None if micro.outputs is None else rows(micro.outputs),
+        events=replace(micro.events, kind=np.sign(result.events).astype(np.int8),
+                       buffer=(np.abs(result.events) - 1).astype(np.int32), moment=micro.events.moment[layout.origin],
+                       step=micro.events.step[layout.origin], buffers=buffers))
+
+
+def signed_of(micro: MicroStep) -> np.ndarray:
+    """The events of a micro-step as :attr:`predictor.trace.recorder.Recording.events`."""
+    return micro.events.kind.astype(np.int64) * (micro.events.buffer.astype(np.int64) + 1)
+
+
+def are_consistent(micro: MicroStep, repeats: Repeats | None) -> bool:
+    """Whether loops fit a micro-step. Those that come from files are checked with it, because a file may be damaged.
+
+    Raises:
+        ValueError: as :func:`unrolled`.
+    """
+    if repeats is None:
+        return True
+    length, blocks, frees = len(micro.events), repeats.blocks, repeats.frees
+    ends, sizes = blocks[:, 0], blocks[:, 1]
+    places = np.concatenate([frees[:, 0], frees[:, 1]])
+    if not (repeats.units > 0 and frees.shape[1:] == (6,) and blocks.shape[1:] == (2,)
+            and all(table.dtype == np.int32 for table in (blocks, frees))
+            and (sizes > 0).all() and (ends - sizes >= np.append(0, ends[:-1])).all() and (ends <= length).all()
+            and ((places >= 0) & (places < length)).all() and (frees[:, 5] >= -1).all() and (frees[:, 5] < length).all()
+            and set(map(tuple, frees[:, 2:4].tolist())) <= set(RULES)
+            and np.array_equal(unroll(signed_of(micro), repeats, 0).events, signed_of(micro))):
+        return False
+    unrolled(micro, repeats, 1)
+    return True

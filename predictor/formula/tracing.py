@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from predictor.common.errors import InputError
 from predictor.events import regimes
@@ -20,7 +20,6 @@ from predictor.workload.modes import advice_for
 
 if TYPE_CHECKING:
     from predictor.events.sizes import Shape
-    from predictor.formula.few_layers import FewLayers
     from predictor.trace.recorder import Recording
 
 
@@ -64,13 +63,65 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor.model import autotp, parser, tensor_parallel
+    from predictor.model import tensor_parallel
+
+    by_plan = key.tensor_parallel > 1 and not key.autotp
+    traced = _Traced.of(config, key)
+    try:
+        with tensor_parallel.on_meta(traced.model, key.tensor_parallel) if by_plan else nullcontext():
+            formula = _traced(traced, key, progress)
+    except regimes.NotOneRegime:
+        if not by_plan:
+            traced.keep()
+        raise
+    return formula
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A prepared model, with the recordings of all of its layers so far.
+
+    The last one is kept if its shapes were no regime, because a narrower regime of the same model is traced next.
+
+    Attributes:
+        key: the key of the formula; its regime is left out of comparisons.
+    """
+
+    config: ModelConfig
+    key: Key
+    model: Any
+    inputs: Any
+    recordings: dict[Shape, Recording] = field(default_factory=dict)
+
+    _kept: ClassVar[list[_Traced]] = []
+
+    @classmethod
+    def of(cls, config: ModelConfig, key: Key) -> _Traced:
+        """The model of a key: the one that is kept, or else a new one."""
+        kept = cls._kept.pop() if cls._kept else None
+        own = isinstance(config, code_models.CodeModel)  # a function of the user builds another model for other shapes
+        if kept and not own and kept.config == config and replace(kept.key, regime=key.regime) == key:
+            return kept
+        return _prepared(config, key)
+
+    def keep(self) -> None:
+        """Keeps it for the next formula."""
+        self._kept[:] = [self]
+
+    def record(self, shape: Shape) -> Recording:
+        """Records a step of the model as it is now."""
+        return _recorded(self.key, self.model, self.inputs, shape)
+
+
+def _prepared(config: ModelConfig, key: Key) -> _Traced:
+    """Builds a model and prepares it for traces."""
+    from predictor.model import autotp, parser
     from predictor.trace import autocast
     from predictor.trace.inputs import inputs_of
 
     own = isinstance(config, code_models.CodeModel)
-    config = code_models.at_shape(config, (first := regimes.traced_shapes(key.regime)[0]))
-    model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
+    at_shape = code_models.at_shape(config, regimes.traced_shapes(key.regime)[0])
+    model = parser.build(at_shape, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
                          quantization=key.quantization)
     _refuse_recurrent(config, model, "inference" if key.generation else "training")
@@ -79,75 +130,36 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)
-    inputs = inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
+    inputs = inputs_of(at_shape, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
     if key.autotp:
         autotp.shard(model, key.tensor_parallel)
-    by_plan = key.tensor_parallel > 1 and not key.autotp
-    with tensor_parallel.on_meta(model, key.tensor_parallel) if by_plan else nullcontext():
-        return _traced(config, key, model, inputs, first, progress)
+    return _Traced(config, key, model, inputs)
 
 
-def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress) -> Formula:
+def _traced(traced: _Traced, key: Key, progress) -> Formula:
     """Records a prepared model at the shapes of the regime, and fits the formula."""
     from predictor.formula import fit
+    from predictor.formula.recordings import of_family, of_regime
     from predictor.model import parser
     from predictor.trace import liger
 
+    model, inputs, first = traced.model, traced.inputs, regimes.traced_shapes(key.regime)[0]
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
                             () if key.regime.is_wide else inputs.image_tokens(key.forward_shape(first)))
     brings = key.generation.brings if key.generation else 0
     shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
+    repeats = None
     with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
-        recorder = _RegimeRecorder(model, lambda shape: _recorded(key, model, inputs, shape), len(shapes))
-        recordings = [recorder.at(shape) for shape in (progress(shapes) if progress else shapes)]
+        turns = progress(shapes) if progress else shapes
+        if key.regime.is_family:
+            recordings, repeats = of_family(key.regime, model, traced.record, traced.recordings, turns)
+        else:
+            recordings = of_regime(model, traced.record, traced.recordings, turns)
     micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
-    return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
-
-
-WHOLE = 2
-"""Shapes of a regime at which the whole model is traced. They must show that few layers suffice at the others."""
-
-
-class _RegimeRecorder:
-    """Records the shapes of a regime: the first with the whole model, the others with few layers if that is possible.
-
-    Args:
-        record: traces the model at a shape.
-        number: the number of shapes.
-    """
-
-    def __init__(self, model, record: Callable[[Shape], Recording], number: int) -> None:
-        self._model, self._record, self._number = model, record, number
-        self._whole: dict[Shape, Recording] = {}
-        self._few: FewLayers | None = None
-
-    def at(self, shape: Shape) -> Recording:
-        """The recording of a shape.
-
-        Raises:
-            NotOneRegime: its list of events is not that of the first shape.
-        """
-        from predictor.formula.fit import same_list
-
-        if self._few:
-            return self._few.at(shape)
-        recording = self._record(shape)
-        same_list(next(iter(self._whole.values()), recording), recording, shape)
-        self._whole[shape] = recording
-        if len(self._whole) == WHOLE and self._number > WHOLE:
-            self._few = self._few_layers()
-        return recording
-
-    def _few_layers(self) -> FewLayers | None:
-        """The recorder of few layers; None if this model does not allow it."""
-        from predictor.formula.few_layers import FewLayers
-
-        try:
-            return FewLayers(self._model, self._record, self._whole)
-        except Exception:  # a model whose layers are skipped can fail anywhere, and then it runs as a whole
-            return None
+    return Formula(micro, facts, {"source": "meta trace", "model": Path(traced.config.name).name,
+                                  "key": key.document()}, repeats)
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
