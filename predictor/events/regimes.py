@@ -248,13 +248,13 @@ def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images
 
 def _shapes_of_family(regime: Regime, room_for: Callable[[int], int]) -> list[Shape]:
     """The first two are also the first two of the widest regime, if they can: they are traced once for both."""
-    samples = Amount.ONE if regime.samples == Exactly(1) else Amount.MANY
+    per_sample = regime.images.number if isinstance(regime.images, ForEachSample) else None
+    of_widest = PER_SAMPLE[Amount.MANY if per_sample else Amount.ONE, Amount.MANY]
     shapes = []
     for more, index in FAMILY_PLAN:
         units = FEWEST_UNITS + more
-        batch, images = (1, units) if samples is Amount.ONE else (units, units * regime.images.number)
-        room = room_for(max(images // batch, *PER_SAMPLE[samples, Amount.MANY]))
-        shapes.append(Shape(batch, _sequences(regime, room)[index], images))
+        tokens = _sequences(regime, room_for(max(per_sample or units, *of_widest)))[index]
+        shapes.append(Shape(units, tokens, units * per_sample) if per_sample else Shape(1, tokens, units))
     return shapes
 
 

@@ -70,7 +70,7 @@ class Folding:
         return self._unrolled[units]
 
     def _codes_of(self, recording: Recording, *, with_bytes: bool = False) -> np.ndarray:
-        """A number for each event, equal where events are equal except for rows, and for bytes unless ``with_bytes``."""
+        """A number for each event; the same for equal events. Rows do not count, nor bytes without ``with_bytes``."""
         of_buffer = [self._described.setdefault(
             (b.module, b.operator, b.role, b.recomputed,
              b.size if with_bytes else b.size[0] if isinstance(b.size, tuple) else ""),
@@ -175,8 +175,8 @@ def _with_frees(events: np.ndarray, further: np.ndarray, blocks: np.ndarray,
                 with_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """:attr:`Repeats.blocks` and :attr:`Repeats.frees`, from the list of events and that of one more unit.
 
-    A pass may begin at any of its events. Where frees of a pass follow no rule, it begins an event earlier: events after
-    a loop may look like its next pass.
+    A pass may begin at any of its events. Where frees of a pass follow no rule, it begins an event earlier: events
+    after a loop may look like its next pass.
 
     Raises:
         NotOneRegime: there are no such rules.
@@ -198,11 +198,11 @@ def _with_frees(events: np.ndarray, further: np.ndarray, blocks: np.ndarray,
 
 
 def _frees(events: np.ndarray, further: np.ndarray, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """:attr:`Repeats.frees`, and the positions of frees that follow none of :data:`RULES <predictor.formula.repeats.RULES>`."""
+    """:attr:`Repeats.frees`, and the positions of frees that follow none of the rules."""
     place, in_pass = allocations_of(further), layout.period[:-1] > 0
     frees = np.flatnonzero(events < 0)
     further_frees = layout.place(frees), layout.place(frees, 1)
-    # What each frees without a further unit, and with one in the recorded pass and in the next: allocation and its pass.
+    # Allocation and pass of what each frees: without a further unit, and with one in the recorded pass and in the next.
     allocation = np.stack([allocations_of(events)[frees], *(layout.origin[place[of]] for of in further_frees)])
     number = np.stack([np.zeros_like(frees), *(layout.number[place[of]] for of in further_frees)])
 

@@ -93,7 +93,11 @@ def to_bytes(formula: Formula) -> bytes:
         "names": events.names,
         "terms": [term_to_json(term) for term in events.sizes.terms],
     }
-    arrays = {
+    loops = {}
+    if formula.repeats is not None:
+        header["units"] = formula.repeats.units
+        loops = {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
+    arrays = loops | {
         "events": events.kind.astype(np.int32) * (events.buffer + 1),
         "moment": events.moment,
         "coefficients": events.sizes.coefficients,
@@ -103,9 +107,6 @@ def to_bytes(formula: Formula) -> bytes:
     }
     arrays |= buffers.by_name()
     arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
-    if formula.repeats is not None:
-        header["units"] = formula.repeats.units
-        arrays |= {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
@@ -155,8 +156,9 @@ def _checked(formula: Formula) -> Formula:
     if not (events.is_consistent((ready[:, 1], len(facts.parameters)), (ready[:, 2], buffers),
                                  (formula.micro.persistent, buffers), *_limits_of_sharded(formula),
                                  *_limits_of_generation(formula), *_limits_of_outputs(formula))
-            and np.isin(events.kind, (-1, 1)).all() and are_consistent(formula.micro, formula.repeats) and any(p.trainable for p in facts.parameters)
-            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
+            and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
+            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)
+            and are_consistent(formula.micro, formula.repeats)):
         raise ValueError("inconsistent")
     return formula
 
