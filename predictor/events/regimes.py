@@ -212,21 +212,27 @@ PER_SAMPLE: dict[tuple[Amount | Exactly, Amount | Exactly | ForEachSample], tupl
 """Images of a sample in the traced shapes, by the regime's samples and images."""
 FEWEST_UNITS = 2
 """The smallest member of a family that is traced: it has the events of a single pass and of a second one."""
-FAMILY_PLAN = ((0, 0), (1, 1), (2, 2), (0, 3), (1, 0), (0, 4), (1, 2))
-"""Traced shapes of a family: units beyond :data:`FEWEST_UNITS`, and the index of the sequence."""
+FAMILY_PLAN = ((0, 0), (1, 1), (2, 2), (0, 3), (1, 0), (0, 4), (1, 4))
+"""Traced shapes of a family: units beyond :data:`FEWEST_UNITS`, and the index of the sequence. All but the first two
+are checked by the others."""
+FOR_SQUARES = ((2, 0), (3, 1))
+"""Further shapes that determine squares of the units, and check them: attention among the patches of all images has a
+mask of their number squared."""
 PLAN = ((0, 0, 0), (1, 1, 0), (2, 2, -1), (0, 3, -1), (1, 0, -1), (2, 4, 0), (1, 2, 0), (0, 4, -1), (2, 0, 0))
 """Traced shapes of several samples: indices of the batch, the sequence and the images that are combined."""
 
 
-def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images: 0) -> list[Shape]:
+def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images: 0, *,
+                  squares: bool = False) -> list[Shape]:
     """Shapes at which to trace a regime: enough to determine every monomial, and one more to check the fit.
 
     Args:
         room_for: function from the number of images in a sample to the tokens that they fill; the traced sequences are
             longer than that.
+        squares: whether sizes in a family may have squares of its units.
     """
     if regime.is_family:
-        return _shapes_of_family(regime, room_for)
+        return _shapes_of_family(regime, room_for, FAMILY_PLAN + FOR_SQUARES * squares)
     least = regime.samples.least
     batches = (2, 3, 4) if regime.samples is Amount.MANY else (least,)
     if regime.rows is Rows.NONE:
@@ -246,12 +252,12 @@ def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images
     return [Shape(batches[b], sequences[t], batches[b] * per_sample[i]) for b, t, i in PLAN]
 
 
-def _shapes_of_family(regime: Regime, room_for: Callable[[int], int]) -> list[Shape]:
+def _shapes_of_family(regime: Regime, room_for: Callable[[int], int], plan: Sequence[tuple[int, int]]) -> list[Shape]:
     """The first two are also the first two of the widest regime, if they can: they are traced once for both."""
     per_sample = regime.images.number if isinstance(regime.images, ForEachSample) else None
     of_widest = PER_SAMPLE[Amount.MANY if per_sample else Amount.ONE, Amount.MANY]
     shapes = []
-    for more, index in FAMILY_PLAN:
+    for more, index in plan:
         units = FEWEST_UNITS + more
         tokens = _sequences(regime, room_for(max(per_sample or units, *of_widest)))[index]
         shapes.append(Shape(units, tokens, units * per_sample) if per_sample else Shape(1, tokens, units))

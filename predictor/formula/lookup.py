@@ -25,7 +25,7 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     Args:
         exact_shape: go straight to the exact shape. Of a later turn of a conversation the regime with the exact
             sequence and any batch is tried first, because such turns are alike at all batches.
-        one_length: go from the widest regime straight to the exact shape, unless a family of regimes is known.
+        one_length: go from the regimes of several batches straight to the exact shape.
 
     Raises:
         InputError: the model cannot be traced, or needs text between its images.
@@ -36,8 +36,7 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     keys = [replace(key, regime=regime) for regime in regimes.regimes_from_widest(key.regime, shape)]
     if len(key.image_sizes) > 1:  # which image has which size depends on their number
         keys = [key for key in keys if not key.regime.is_wide]
-    families = [key for key in keys if key.regime.is_family and store.has([key])]
-    keys = keys[-1:] if exact_shape else [keys[0], *families, keys[-1]] if one_length else keys
+    keys = keys[-1:] if exact_shape else [k for k in keys if k.regime.is_wide or k is keys[-1]] if one_length else keys
     if exact_shape and key.generation and key.generation.brings and len(key.image_sizes) < 2:
         keys = [replace(key, regime=regime) for regime in regimes.regime_of_equal_samples(shape)] + keys
     formula = store.get(keys, trace).at(shape)

@@ -19,7 +19,10 @@ from predictor.trace.garbage_collection import existing_objects_skipped
 from predictor.workload.modes import advice_for
 
 if TYPE_CHECKING:
+    from predictor.events.micro_step import MicroStep
+    from predictor.events.model_facts import ModelFacts
     from predictor.events.sizes import Shape
+    from predictor.formula.repeats import Repeats
     from predictor.trace.recorder import Recording
 
 
@@ -140,26 +143,39 @@ def _prepared(config: ModelConfig, key: Key) -> _Traced:
 
 def _traced(traced: _Traced, key: Key, progress) -> Formula:
     """Records a prepared model at the shapes of the regime, and fits the formula."""
-    from predictor.formula import fit
-    from predictor.formula.recordings import of_family, of_regime
     from predictor.model import parser
     from predictor.trace import liger
 
     model, inputs, first = traced.model, traced.inputs, regimes.traced_shapes(key.regime)[0]
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
                             () if key.regime.is_wide else inputs.image_tokens(key.forward_shape(first)))
-    brings = key.generation.brings if key.generation else 0
-    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
-    repeats = None
     with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
-        turns = progress(shapes) if progress else shapes
-        if key.regime.is_family:
-            recordings, repeats = of_family(key.regime, model, traced.record, traced.recordings, turns)
-        else:
-            recordings = of_regime(model, traced.record, traced.recordings, turns)
-    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
+        micro, repeats = _fitted(traced, key, facts, progress)
     return Formula(micro, facts, {"source": "meta trace", "model": Path(traced.config.name).name,
                                   "key": key.document()}, repeats)
+
+
+def _fitted(traced: _Traced, key: Key, facts: ModelFacts, progress,
+            squares: bool = False) -> tuple[MicroStep, Repeats | None]:
+    """The micro-step of a regime, and the loops of a family."""
+    from predictor.formula import fit
+    from predictor.formula.recordings import of_family, of_regime
+
+    brings = key.generation.brings if key.generation else 0
+    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings), squares=squares)
+    family = key.regime if key.regime.is_family else None
+    turns, repeats = (progress(shapes) if progress else shapes), None
+    if family:
+        recordings, repeats = of_family(family, traced.model, traced.record, traced.recordings, turns)
+    else:
+        recordings = of_regime(traced.model, traced.record, traced.recordings, turns)
+    parameters = [parameter.name for parameter in facts.parameters]
+    try:
+        return fit.fit(recordings, shapes, parameters, packed=key.padding == "packed", squares=squares), repeats
+    except regimes.NotOneRegime:
+        if not family or squares or key.padding == "packed":
+            raise
+    return _fitted(traced, key, facts, progress, squares=True)
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:

@@ -38,8 +38,8 @@ def family(k: Key) -> formula.Formula:
     return tracing.trace_formula(QWEN, k)
 
 
-def direct(k: Key, shape: Shape) -> Recording:
-    return tracing._prepared(QWEN, k).record(shape)
+def direct(config: ModelConfig, k: Key, shape: Shape) -> Recording:
+    return tracing._prepared(config, k).record(shape)
 
 
 def sizes_of(recording: Recording) -> list[int]:
@@ -56,10 +56,21 @@ def sizes_of(recording: Recording) -> list[int]:
     (Regime.parse(("many", "x2", "whole")), (Shape(3, 120, 6),)),
 ], ids=["samples", "images", "pairs"])
 def test_a_family_s_member_equals_the_trace_at_every_event(regime, shapes, changes):
-    k = key(regime, **changes)
-    parameters = [p.name for p in family(k).facts.parameters]
+    check_members(QWEN, key(regime, **changes), shapes)
+
+
+@pytest.mark.parametrize(("regime", "shapes"), [(FAMILY, (Shape(2, 99, 2), Shape(7, 80, 7))),
+                                                (ONE_SAMPLE, (Shape(1, 160, 6),))], ids=["samples", "images"])
+def test_a_mask_of_all_patches_of_all_images_grows_with_their_square(regime, shapes):
+    check_members(ModelConfig("small", ALL["pixtral"]), key(regime), shapes)
+
+
+def check_members(config: ModelConfig, k: Key, shapes: tuple[Shape, ...]) -> None:
+    """Compares members of a family with direct traces, column by column."""
+    whole = family(k) if config is QWEN else tracing.trace_formula(config, k)
+    parameters = [p.name for p in whole.facts.parameters]
     for shape in shapes:
-        member, recording = family(k).at(shape), direct(k, shape)
+        member, recording = whole.at(shape), direct(config, k, shape)
         events, true = member.micro.events, fit.fit([recording], [shape], parameters)
         assert (events.kind * (events.buffer + 1)).tolist() == recording.events, shape
         assert events.sizes.at(shape, H100)[events.buffers.size].tolist() == sizes_of(recording), shape
@@ -224,11 +235,13 @@ def test_a_shape_of_several_images_belongs_to_a_family():
     assert families(Shape(1, 80, 1)) == families(Shape(2, 80, 3)) == families(Shape(2, 80, 0)) == []
 
 
+@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize("regime", [FAMILY, ONE_SAMPLE, Regime.parse(("many", "x3", "padded"))])
-def test_a_family_s_shapes_show_two_members_and_prove_a_third(regime):
-    shapes = regimes.traced_shapes(regime, lambda images: 5 * images)
+def test_a_family_s_shapes_show_two_members_and_prove_a_third(regime, squares):
+    shapes = regimes.traced_shapes(regime, lambda images: 5 * images, squares=squares)
     assert [regime.units(shape) for shape in shapes[:3]] == [2, 3, 4]
     assert all(regimes.regime_of(shape, pads_masks=True).rows is regime.rows for shape in shapes)
     assert all(shape.sequence > 5 * (shape.images // shape.batch) for shape in shapes)
-    fit._Solver(shapes, fit.monomials(shapes))  # they determine the terms
-    assert len(shapes) > len(fit.monomials(shapes))
+    terms = fit.monomials(shapes, squares=squares)
+    for unseen in range(2, len(shapes)):  # each further shape is a check: the others determine the terms
+        fit.solver(shapes[:unseen] + shapes[unseen + 1 :], terms)
