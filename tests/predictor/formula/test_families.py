@@ -196,23 +196,25 @@ def test_layers_run_again_after_a_trace_of_a_few():
     assert traced.record(shape).events == before.events
 
 
-def test_a_layer_that_changes_with_the_shape_is_traced_at_every_shape():
-    """Layer 5 allocates more at 80 tokens; at 40 it is as the others."""
+def test_a_layer_that_differs_at_the_second_shape_is_traced_at_every_shape():
+    """Each layer holds another tensor while it runs: layer 5 one of a byte a token, the others one of 40 bytes."""
     import torch
 
     traced = of_text()
-    layer = traced.model.model.layers[5]
+    for number, layer in enumerate(traced.model.model.layers):
+        def forward(hidden, *args, _layer=layer, _grows=number == 5, **kwargs):
+            held = torch.empty(hidden.shape[1] if _grows else 40, dtype=torch.uint8, device="meta")
+            result = type(_layer).forward(_layer, hidden, *args, **kwargs)
+            del held
+            return result
 
-    def forward(hidden, *args, **kwargs):
-        extra = torch.empty(64, device="meta") if hidden.shape[1] == 80 else None
-        result = type(layer).forward(layer, hidden, *args, **kwargs)
-        del extra
-        return result
-
-    shapes = [Shape(2, 40, 0), Shape(2, 80, 0)]
-    layer.forward = forward
-    with pytest.raises(NotOneRegime):
-        recordings.of_regime(traced.model, traced.record, {}, shapes)
+        layer.forward = forward
+    shapes = [Shape(2, 40, 0), Shape(3, 80, 0), Shape(4, 136, 0)]
+    whole = {shape: traced.record(shape) for shape in shapes}
+    with pytest.raises(NotOneRegime, match="allocate differently"):
+        few_layers.FewLayers(traced.model, traced.record, {shape: whole[shape] for shape in shapes[:2]})
+    found = recordings.of_regime(traced.model, traced.record, {}, shapes)
+    assert list(map(sizes_of, found)) == list(map(sizes_of, whole.values()))
 
 
 def test_layers_that_all_differ_are_not_skipped():
