@@ -80,7 +80,7 @@ def test_allocator_events(benchmark):
     run = dispatch.prepare(JOB).run(None)
 
     simulation = benchmark(survival.simulate_run, run, AllocatorSettings())
-    assert simulation.allocator.peak_requested_bytes == run.peak
+    assert simulation.peak_requested_bytes == run.peak
     benchmark.extra_info["events"] = len(run.events)
 
 

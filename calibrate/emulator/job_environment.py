@@ -88,7 +88,7 @@ class Machine:
             "minor": minor,
             "binary_version": _binary_version(major * 10 + minor, built.binary_versions),
             "multiprocessors": gpu.multiprocessors,
-            "threads_per_multiprocessor": architecture.threads_per_multiprocessor,
+            "threads_per_multiprocessor": gpu.threads_per_multiprocessor,
             "blocks_per_multiprocessor": architecture.blocks_per_multiprocessor,
             "shared_per_block": 48 * 1024,
             "shared_per_block_optin": gpu.shared_memory_block_bytes,

@@ -73,9 +73,8 @@ class CachingAllocator(AllocatorState):
     def _new_block(self, arena: Arena, rounded: int, requested: int) -> Block:
         """A block from the driver, where malloc found no free one. If refused, releases cached memory and retries."""
         if requested < LARGEST_REQUEST:
-            if self.collects_garbage:
-                assert self.allowed_bytes is not None  # _update_rules
-                release.collect_garbage(self, self.allowed_bytes)
+            if self.garbage_bytes is not None:
+                release.collect_garbage(self, self.garbage_bytes)
             block = self._try_new_block(arena, rounded)
             if block is None and release.available_cached_blocks(self, arena, rounded):
                 block = self._try_new_block(arena, rounded)

@@ -40,6 +40,11 @@ class Driver(Protocol):
         """Bytes that can still be allocated; None without a limit."""
 
 
+def reported_bytes(capacity_bytes: int | None, total_bytes: int | None) -> int:
+    """The memory that a device reports: ``total_bytes``, or else its capacity, or else more than any job maps."""
+    return total_bytes or capacity_bytes or UNLIMITED_TOTAL
+
+
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
@@ -54,7 +59,7 @@ class SimulatedDriver:
 
     def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        self.total_bytes = total_bytes or capacity_bytes or UNLIMITED_TOTAL
+        self.total_bytes = reported_bytes(capacity_bytes, total_bytes)
         self.used_bytes = self.refusals = 0
         self._sizes: dict[int, int] = {}  # ranges in use, by address
         self._gaps: list[tuple[int, int]] = [(FIRST_ADDRESS, LAST_ADDRESS)]  # (start, end), by address

@@ -75,16 +75,15 @@ def available_cached_blocks(allocator: AllocatorState, arena: Arena, size: int) 
     return released >= needed
 
 
-def collect_garbage(allocator: AllocatorState, allowed_bytes: int) -> None:
-    """With garbage_collection_threshold: above that part of the limit, release large segments of average age or more.
+def collect_garbage(allocator: AllocatorState, garbage_bytes: int) -> None:
+    """With garbage_collection_threshold: above that many bytes, release large segments of average age or more.
 
     The age of a block is the number of searches of the large pool since the block became free.
     """
     pool = allocator.large
-    threshold = int(allocator.settings.garbage_collection_threshold * allowed_bytes)
-    if allocator.reserved_bytes <= threshold:
+    if allocator.reserved_bytes <= garbage_bytes:
         return
-    target = allocator.reserved_bytes - threshold
+    target = allocator.reserved_bytes - garbage_bytes
     blocks = [block for arena in pool.arenas.values() for block in arena.blocks() if not is_split(block)]
     total_age, count = sum(pool.searches - block.age for block in blocks), len(blocks)
     blocks = [block for block in blocks if block.expandable is None]

@@ -271,3 +271,16 @@ _WRITERS: dict[str, Callable[..., str]] = {
                     lambda size: str(size // MIB)),
     "roundup_power2_divisions": lambda table: "[" + ",".join(f"{1 << i}:{n}" for i, n in enumerate(table)) + "]",
 }
+
+
+def memory_limit(fraction: float, total_bytes: int) -> int | None:
+    """Bytes that ``per_process_memory_fraction`` lets PyTorch reserve (setMemoryFraction); None for no limit."""
+    return int(fraction * total_bytes) if fraction < 1 else None
+
+
+def garbage_limit(threshold: float, allowed_bytes: int | None) -> int | None:
+    """Reserved bytes above which ``garbage_collection_threshold`` releases segments; None if it never does.
+
+    It needs a memory limit (malloc, CUDACachingAllocator.cpp).
+    """
+    return int(threshold * allowed_bytes) if allowed_bytes is not None and threshold > 0 else None

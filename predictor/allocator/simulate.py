@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
+from predictor.allocator import compiled
 from predictor.allocator.allocator import CachingAllocator
 from predictor.allocator.blocks import Block
+from predictor.allocator.completion import launches_until_complete
+from predictor.allocator.constants import UNLIMITED
+from predictor.allocator.driver import SimulatedDriver, reported_bytes
 from predictor.allocator.out_of_memory import OutOfMemory
+from predictor.allocator.settings import AllocatorSettings, garbage_limit, memory_limit
 from predictor.events.events import EventType
 
 _WITHOUT_BUFFER: dict[int, Callable[[CachingAllocator], None]] = {
@@ -16,48 +23,127 @@ _WITHOUT_BUFFER: dict[int, Callable[[CachingAllocator], None]] = {
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """The result of running a list of events.
+class Columns:
+    """The events of a run as the allocator sees them.
 
     Attributes:
-        allocator: the allocator after the last event.
+        kinds: ``int8[m]``, the type of each event, a value of :class:`predictor.events.events.EventType`.
+        buffers: ``int32[m]``, the buffer of each event, as an index.
+        sizes: ``int64[n]``, bytes of every buffer. A buffer of 0 bytes is not allocated, as in PyTorch.
+        streams: ``int[n]``, the stream of every buffer.
+    """
+
+    kinds: np.ndarray
+    buffers: np.ndarray
+    sizes: np.ndarray
+    streams: np.ndarray
+
+
+@dataclass(frozen=True)
+class Device:
+    """The allocator and the memory that a run gets.
+
+    Attributes:
+        settings: settings of the allocator.
+        limit_bytes: bytes that PyTorch can reserve; None for no limit.
+        total_bytes: total memory that the GPU reports; None for ``limit_bytes``.
+        completion: when events of deferred frees complete, as for :class:`predictor.allocator.CachingAllocator`.
+    """
+
+    settings: AllocatorSettings
+    limit_bytes: int | None = None
+    total_bytes: int | None = None
+    completion: str = "immediate"
+
+    @property
+    def reported_bytes(self) -> int:
+        """The memory that the GPU reports, also where none is given."""
+        return reported_bytes(self.limit_bytes, self.total_bytes)
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """The limit that the settings' memory fraction sets; None without one."""
+        return memory_limit(self.settings.per_process_memory_fraction, self.reported_bytes)
+
+    def allocator(self) -> CachingAllocator:
+        """An empty allocator of this device."""
+        return CachingAllocator(self.settings, SimulatedDriver(self.limit_bytes, self.total_bytes), self.completion)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The result of running a list of events; bytes.
+
+    Attributes:
+        peak_requested_bytes: the most bytes that buffers asked for at once.
+        peak_allocated_bytes: ``torch.cuda.max_memory_allocated``.
+        peak_reserved_bytes: ``torch.cuda.max_memory_reserved``.
+        reserved_bytes: reserved bytes after the last event.
         peak_at: index of the event with the most allocated bytes (the first of equals).
         reserved_at_peak_bytes: reserved bytes after that event.
+        refused: whether the driver refused a segment or a page, at least for the first time.
         failed_at: index of the event that ran out of memory; None if none did.
         out_of_memory: the error of that event.
     """
 
-    allocator: CachingAllocator
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    reserved_bytes: int
     peak_at: int
     reserved_at_peak_bytes: int
+    refused: bool
     failed_at: int | None = None
     out_of_memory: OutOfMemory | None = None
 
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """``torch.cuda.max_memory_allocated``."""
-        return self.allocator.peak_allocated_bytes
 
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """``torch.cuda.max_memory_reserved``."""
-        return self.allocator.peak_reserved_bytes
+def events_per_second() -> int:
+    """About how many events of a job one core simulates in a second (``pytest tests/test_speed.py``)."""
+    return 25_000_000 if compiled.is_available() else 1_000_000
 
 
-def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int], streams: Sequence[int],
-             allocator: CachingAllocator) -> Simulation:
-    """Run events through an allocator until they end or one runs out of memory.
+def simulate(events: Columns, device: Device) -> Simulation:
+    """Runs events through an empty allocator until they end or one runs out of memory."""
+    result, counters = _compiled(events, device)
+    if result == compiled.FAILED:
+        return play(events.kinds.tolist(), events, device.allocator())
+    error = None
+    if result == compiled.OUT_OF_MEMORY:
+        error = OutOfMemory(
+            tried_to_allocate_bytes=counters.tried, requested_bytes=counters.failed_request,
+            allocated_bytes=counters.allocated, reserved_bytes=counters.reserved,
+            free_bytes=None if device.limit_bytes is None else device.limit_bytes - counters.used,
+            allowed_bytes=device.allowed_bytes)
+    return Simulation(
+        counters.peak_requested, counters.peak_allocated, counters.peak_reserved, counters.reserved, counters.peak_at,
+        counters.reserved_at_peak, counters.refusals > 0, counters.failed_at if error else None, error)
+
+
+def held_bytes(events: Columns, device: Device) -> tuple[np.ndarray, np.ndarray]:
+    """Runs events as :func:`simulate` does. Returns the bytes of blocks and of segments after each of them.
+
+    From an event that runs out of memory on, they stay as they are.
+    """
+    held = np.zeros((2, len(events.kinds)), np.int64)
+    result, counters = _compiled(events, device, (held[0], held[1]))
+    if result == compiled.FAILED:
+        return _held_by_reference(events, device.allocator())
+    if result == compiled.OUT_OF_MEMORY:
+        held[:, counters.failed_at :] = [[counters.allocated], [counters.reserved]]
+    return held[0], held[1]
+
+
+def play(kinds: Iterable[int], events: Columns, allocator: CachingAllocator) -> Simulation:
+    """Runs events through a given allocator, which is changed. This is the reference for :func:`simulate`.
 
     Args:
-        kinds: the type of each event, a value of :class:`predictor.events.events.EventType`.
-        buffers: the buffer of each event, as an index.
-        sizes: bytes of every buffer. A buffer of 0 bytes is not allocated, as in PyTorch.
-        streams: the stream of every buffer.
-        allocator: an empty or a seeded allocator; it is changed.
+        kinds: yields ``events.kinds`` one by one. It may look at the allocator in between.
     """
     malloc, free = allocator.malloc, allocator.free
+    buffers, sizes, streams = events.buffers.tolist(), events.sizes.tolist(), events.streams.tolist()
     blocks: dict[int, Block] = {}
     peak = peak_at = reserved_at_peak = 0
+    failed_at = error = None
     for index, (kind, buffer) in enumerate(zip(kinds, buffers)):
         size = sizes[buffer]
         if kind == -1:
@@ -68,31 +154,45 @@ def simulate(kinds: Iterable[int], buffers: Sequence[int], sizes: Sequence[int],
                 continue
             try:
                 blocks[buffer] = malloc(size, streams[buffer])
-            except OutOfMemory as error:
-                return Simulation(allocator, peak_at, reserved_at_peak, index, error)
+            except OutOfMemory as out_of_memory:
+                failed_at, error = index, out_of_memory
+                break
             if allocator.peak_allocated_bytes > peak:
                 peak, peak_at, reserved_at_peak = allocator.peak_allocated_bytes, index, allocator.reserved_bytes
         elif kind < EventType.RECORD_STREAM:
             _WITHOUT_BUFFER[kind](allocator)
         elif size:
             allocator.record_stream(blocks[buffer], kind - EventType.RECORD_STREAM)
-    return Simulation(allocator, peak_at, reserved_at_peak)
+    refusals = allocator.driver.refusals if isinstance(allocator.driver, SimulatedDriver) else 0
+    return Simulation(
+        allocator.peak_requested_bytes, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes,
+        allocator.reserved_bytes, peak_at, reserved_at_peak, refusals > 0, failed_at, error)
 
 
-def held_bytes(kinds: Sequence[int], buffers: Sequence[int], sizes: Sequence[int], streams: Sequence[int],
-               allocator: CachingAllocator) -> tuple[list[int], list[int]]:
-    """Runs events as :func:`simulate` does. Returns the bytes of blocks and of segments after each of them.
-
-    From an event that runs out of memory on, they stay as they are.
-    """
+def _held_by_reference(events: Columns, allocator: CachingAllocator) -> tuple[np.ndarray, np.ndarray]:
     held: list[tuple[int, int]] = []
 
     def told() -> Iterator[int]:
-        for kind in kinds:
+        for kind in events.kinds.tolist():
             held.append((allocator.allocated_bytes, allocator.reserved_bytes))  # after the event before
             yield kind
 
-    simulate(told(), buffers, sizes, streams, allocator)
-    held += [(allocator.allocated_bytes, allocator.reserved_bytes)] * (len(kinds) + 1 - len(held))
-    allocated, reserved = zip(*held[1:]) if kinds else ((), ())
-    return list(allocated), list(reserved)
+    play(told(), events, allocator)
+    held += [(allocator.allocated_bytes, allocator.reserved_bytes)] * (len(events.kinds) + 1 - len(held))
+    after = np.array(held[1:], np.int64).reshape(-1, 2)
+    return after[:, 0], after[:, 1]
+
+
+def _compiled(events: Columns, device: Device,
+              held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, compiled.Counters]:
+    settings = device.settings
+    limits = (device.limit_bytes, device.reported_bytes, device.allowed_bytes,
+              garbage_limit(settings.garbage_collection_threshold, device.allowed_bytes))
+    return compiled.run(compiled.Settings(
+        settings.large_segment_size_bytes,
+        compiled.NONE if settings.max_split_size_bytes == UNLIMITED else settings.max_split_size_bytes,
+        settings.max_non_split_rounding_bytes, settings.roundup_power2_divisions,
+        max(settings.roundup_power2_divisions) > 1, settings.expandable_segments,
+        launches_until_complete(device.completion) == 0,
+        *(compiled.NONE if limit is None else limit for limit in limits)),
+        events.kinds, events.buffers, events.sizes, events.streams, held)

@@ -26,7 +26,7 @@ from predictor.allocator.completion import Clock
 from predictor.allocator.constants import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE, UNLIMITED
 from predictor.allocator.driver import Driver, SimulatedDriver
 from predictor.allocator.events import OutstandingEvents
-from predictor.allocator.settings import AllocatorSettings
+from predictor.allocator.settings import AllocatorSettings, garbage_limit, memory_limit
 
 #: Is called for each change of a segment: action (as in a recorded history), address, bytes, stream.
 Observer = Callable[[str, int, int, int], None]
@@ -160,7 +160,7 @@ class AllocatorState:
         """torch.cuda.set_per_process_memory_fraction (setMemoryFraction)."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"memory fraction {fraction} is not from 0 to 1")
-        self.allowed_bytes = int(fraction * self.driver.total_bytes) if fraction < 1 else None
+        self.allowed_bytes = memory_limit(fraction, self.driver.total_bytes)
         self._update_rules()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
@@ -235,7 +235,8 @@ class AllocatorState:
 
     def _update_rules(self) -> None:
         """Note whether the search for a free block follows more rules than best fit."""
-        self.collects_garbage = self.allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
+        self.garbage_bytes = garbage_limit(self.settings.garbage_collection_threshold, self.allowed_bytes)
+        self.collects_garbage = self.garbage_bytes is not None
         if self.collects_garbage and not self._keeps_ages:
             self._keeps_ages = True
             for pool in (self.small, self.large):

@@ -283,8 +283,11 @@ def _hardware(w: Workload) -> Families:
         yield (Change(f"{size} → {2 * size} GPUs", {"data_parallel_size": 2 * size}, "twice the GPUs",
                       "twice the global batch"),)
     if w.gpu and w.capacity_bytes is None:
-        here = gpus.find(w.gpu).capacity_bytes
-        larger = sorted((gpu for gpu in gpus.TABLE if gpu.capacity_bytes > here), key=lambda gpu: gpu.capacity_bytes)
+        here = gpus.find(w.gpu)
+        as_able = min(here.compute_capability, gpus.AMPERE)  # older ones have no bf16
+        larger = sorted((gpu for gpu in gpus.TABLE
+                         if gpu.capacity_bytes > here.capacity_bytes and gpu.compute_capability >= as_able),
+                        key=lambda gpu: gpu.capacity_bytes)
         yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name},
                            f"a larger GPU{'' if gpu.measured else ', of an assumed capacity'}") for gpu in larger)
 

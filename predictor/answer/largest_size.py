@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
 
+from predictor.allocator.simulate import events_per_second
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import Peaks, Shortage
@@ -43,11 +44,12 @@ class Simulated:
 
     Attributes:
         failed: ranks that ran out of memory where the rank with the highest requested peak survived.
-        events: number of events of all simulated runs.
+        seconds: about how long that took on one core, judged by the number of events: an answer must not depend on what
+            else the machine does.
     """
 
     failed: set[int] = field(default_factory=set)
-    events: int = 0
+    seconds: float = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Tried:
         return self._simulated(self._suspects)
 
     def _simulated(self, ranks: Sequence[int]) -> Peaks | Shortage:
-        self.before.events += len(ranks) * self.events
+        self.before.seconds += len(ranks) * self.events / events_per_second()
         return self.job.fitting(ranks)
 
     @property

@@ -66,7 +66,7 @@ def _unbuilt(config: ModelConfig) -> Known:
 @lru_cache(maxsize=1)
 def shipped() -> Mapping[str, Known]:
     """The table of figures that comes with the package."""
-    document = json.loads((Path(str(resources.files("predictor.answer"))) / TABLE).read_text())
+    document = json.loads((Path(str(resources.files("predictor.answer"))) / TABLE).read_text("utf-8"))
     return {name: from_plain(Known, row, f"{TABLE}: {name}") for name, row in document.items()}
 
 

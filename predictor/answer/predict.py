@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from predictor.answer import inference_details
+from predictor.answer import inference_details, unequal_gpus
 from predictor.answer.answer import answer
 from predictor.answer.dataset import Dataset
 from predictor.answer.decisive_defaults import decisive_defaults
@@ -24,7 +24,8 @@ from predictor.workload.workload import Workload
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
-            progress: Progress | None = None, tell: Callable[[int], None] = lambda _: None) -> Prediction:
+            also_gpus: Sequence[str] = (), progress: Progress | None = None,
+            tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict the peak GPU memory of one workload, in bytes.
 
     Args:
@@ -38,6 +39,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
             takes some seconds, and longer where a model must be traced for each size.
         samples: lengths and image counts of the dataset's samples. The prediction is for its worst batch, and says how
             likely other batches fit.
+        also_gpus: names of other GPUs that train in the same data-parallel job, once for each kind. The prediction is
+            for the kind where the job fits worst, and says how large a micro-batch fits each.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: receives each limit, in bytes, that the search for the smallest GPU memory tries.
 
@@ -49,6 +52,8 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
     if maximum_load and workload.capacity is None:
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
+    kinds = unequal_gpus.shares(workload, also_gpus, _prepares(samples, progress)) if also_gpus else None
+    workload = workload.replace(gpu=kinds[0].gpu) if kinds else workload
     dataset = None if samples is None else Dataset.of(workload, samples, progress)
     job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
     prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
@@ -61,7 +66,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         prediction = replace(
             prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
-    return replace(prediction, assumptions=decisive_defaults(prediction))
+    return replace(prediction, gpus=kinds, assumptions=decisive_defaults(prediction))
 
 
 def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: bool,
@@ -74,7 +79,14 @@ def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: boo
 
 def _search(workload: Workload, job: Job, samples: Samples | None, progress: Progress | None) -> Search:
     """The search for the maximum load in training; with samples each batch is the worst one of them."""
+    prepare = _prepares(samples, progress)
     if samples is None:
-        return Search(workload, job, lambda other, one_length: dispatch.prepare(other, progress, one_length=one_length))
-    return Search(workload.fill(sequence_length=int(samples.tokens.max())), job,
-                  lambda other, _: Dataset.of(other, samples, progress).worst(), samples)
+        return Search(workload, job, prepare)
+    return Search(workload.fill(sequence_length=int(samples.tokens.max())), job, prepare, samples)
+
+
+def _prepares(samples: Samples | None, progress: Progress | None) -> Callable[[Workload, bool], Job]:
+    """A function that prepares the job of a workload; with samples, that of their worst batch."""
+    if samples is None:
+        return lambda workload, one_length: dispatch.prepare(workload, progress, one_length=one_length)
+    return lambda workload, _: Dataset.of(workload, samples, progress).worst()

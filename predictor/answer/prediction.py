@@ -279,6 +279,26 @@ class Caution:
 
 
 @dataclass(frozen=True)
+class GpuShare:
+    """How a job fits one kind of GPU among several that train it together.
+
+    Attributes:
+        gpu: name of the kind.
+        capacity_bytes, peak_reserved_bytes, headroom_bytes, verdict: as those of a prediction for this kind.
+        per_device_train_batch_size: the largest micro-batch that fits there, in samples; 0 if none fits.
+        search_limits: sentences that say where that search ended for another reason than memory.
+    """
+
+    gpu: str
+    capacity_bytes: int
+    verdict: str
+    peak_reserved_bytes: int
+    headroom_bytes: int
+    per_device_train_batch_size: int
+    search_limits: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MaximumLoad:
     """The largest loads that surely fit in training. Each is searched alone: all other keys keep their values.
 
@@ -351,6 +371,8 @@ class Prediction:
         inference: memory of inference; None for training.
         maximum_load: the largest batch and the longest sequence that fit; None unless they were searched, and for
             inference, where ``inference`` has what fits.
+        gpus: each kind of GPU of the job, beginning with the one where it fits worst, for which the prediction is; None
+            unless several were named.
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
@@ -384,6 +406,7 @@ class Prediction:
     source: Source | None = None
     inference: Inference | None = None
     maximum_load: MaximumLoad | None = None
+    gpus: tuple[GpuShare, ...] | None = None
     modules_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     layers_attributed: Mapping[str, Mapping[Factor, int]] = field(default_factory=dict)
     cautions: tuple[Caution, ...] = ()
@@ -473,6 +496,7 @@ class Prediction:
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
             "maximum_load": None if self.maximum_load is None else asdict(self.maximum_load),
+            "gpus": None if self.gpus is None else [asdict(share) for share in self.gpus],
             "assumptions": list(self.assumptions),
             "cautions": [asdict(caution) for caution in self.cautions],
             "remedies": None if self.remedies is None else [remedy.to_json() for remedy in self.remedies],

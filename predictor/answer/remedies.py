@@ -19,9 +19,11 @@ from predictor.jobs.survival import FITS, Peaks
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
-MOST_EVENTS = 1_000_000
-"""Once something fits and as many events are simulated, which takes about a second on two cores, no further family of
-changes is simulated, unless all are asked for."""
+MOST_SECONDS = 0.7
+"""Once something fits and the search has taken about so long, no further family of changes is simulated, unless all are
+asked for."""
+COMPOSED_PER_SECOND = 1_500_000
+"""About how many events of ZeRO-3 are composed in a second; other engines are quick."""
 ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
 MOST_TOGETHER = 4
@@ -113,7 +115,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
 
     Args:
         every: judge all changes. Otherwise the search ends after :data:`ENOUGH` changes that fit, and what would take
-            longer (:data:`MOST_EVENTS`) is returned without a verdict.
+            longer (:data:`MOST_SECONDS`) is returned without a verdict.
         trace: trace models where that is needed. Otherwise changes that need a trace are returned without a verdict.
         progress: wraps the shapes that are traced.
 
@@ -144,7 +146,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False) -
         families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
     any_fits = False
     for family in families:
-        if quick and any_fits and start.tried.before.events >= MOST_EVENTS:
+        if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
             yield _not_simulated(_try(start, family[-1], progress))
         else:
             trial = _first_that_fits(start, family, progress)
@@ -184,7 +186,7 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
         job = dispatch.prepare(workload.replace(**keys), progress)
         tried = Tried.of(job, start.tried.before)
         if job.setup.zero and job.setup.zero.stage == 3 and job.setup != start.tried.job.setup:
-            start.tried.before.events += tried.events  # composing it anew takes as long as simulating it
+            start.tried.before.seconds += tried.events / COMPOSED_PER_SECOND
         return replace(untried, tried=tried)
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)

@@ -40,7 +40,7 @@ class Search:
 
     def result(self) -> MaximumLoad:
         """The largest batch, also with expandable segments, and the longest sequence."""
-        batch, limits = self._largest_batch(self.workload, "Larger batches")
+        batch, limits = self.largest_batch()
         expandable, length = None, None
         conf = with_expandable_segments(str(self.job.setup.allocator))
         if conf:
@@ -51,6 +51,10 @@ class Search:
             length, more = self._longest_sequence()
             limits += more
         return MaximumLoad(batch, expandable, length, limits)
+
+    def largest_batch(self) -> tuple[int, tuple[str, ...]]:
+        """The largest batch that fits, 0 if none does, and sentences about what is not predicted."""
+        return self._largest_batch(self.workload, "Larger batches")
 
     def _largest_batch(self, workload: Workload, larger: str) -> tuple[int, tuple[str, ...]]:
         """The largest batch that fits, 0 if none does, and sentences about what is not predicted.

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--remedies", action="store_true",
                        help="judge every change that may help, even if the job fits, and trace the model for those "
                        "that need it (minutes); without it, a job that does not surely fit gets the first that do")
+    group.add_argument("--also-gpu", metavar="NAME", action="append", default=[],
+                       help="another kind of GPU that trains in the same data-parallel job (repeat for further kinds): "
+                       "the answer is for the one where the job fits worst, and says which batch fits each")
     options.add_samples(group)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history for https://pytorch.org/memory_viz; if the job "
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     prediction = predict(workload, history=bool(arguments.snapshot),
                          minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load, samples=options.samples(arguments),
-                         progress=output.progress, tell=output.searching)
+                         also_gpus=arguments.also_gpu, progress=output.progress, tell=output.searching)
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
                                progress=output.progress)
     if prediction.history is not None:

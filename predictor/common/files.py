@@ -28,6 +28,10 @@ WRITER_COMES_SECONDS = 0.3
 """A pipe counts as having no writer if nobody opens it for writing within this time."""
 SILENT_SECONDS = 30.0
 """Longest wait for a pipe's writer to continue."""
+OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
+"""How files from outside are opened. Of these flags Windows has only the last, and no other system has that one."""
+PIPES_CAN_BE_READ = hasattr(select, "poll")
+"""False on Windows, which cannot wait for a pipe."""
 
 
 def read_mapping(path: str | os.PathLike[str], what: str, strict_for: str = "") -> dict[Any, Any]:
@@ -101,7 +105,8 @@ def open_bounded(path: str | os.PathLike[str], *, pipes: bool = True) -> Iterato
     Raises:
         OSError: the file cannot be opened, is neither a regular file nor an accepted pipe, or the pipe stays silent.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    pipes = pipes and PIPES_CAN_BE_READ
+    handle = os.open(path, OPEN_FLAGS)
     try:
         mode = os.fstat(handle).st_mode
         if stat.S_ISDIR(mode):

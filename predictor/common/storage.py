@@ -60,8 +60,8 @@ def ensure_user_name() -> None:
     """
     try:
         getpass.getuser()
-    except (KeyError, OSError):  # OSError since Python 3.13
-        os.environ["LOGNAME"] = str(os.getuid())
+    except (KeyError, OSError, ImportError):  # OSError since Python 3.13; ImportError on Windows before that
+        os.environ["LOGNAME"] = str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
 def _drop(directory: str, owner: int) -> None:

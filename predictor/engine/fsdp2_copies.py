@@ -14,14 +14,11 @@ from predictor.common.gpus import Gpu
 INT64 = 8
 TILE_BYTES = 2048
 """``TILE_SIZE``: 128 threads with 16 bytes each."""
-FEWER_THREADS = ((8, 6), (8, 9), (12, 0))
-"""Compute capabilities with 1,536 threads for each multiprocessor; others have 2,048 (CUDA programming guide)."""
 
 
 def split_copy_bytes(chunks: Sequence[int], ranks: int, gpu: Gpu) -> int:
     """Bytes of the metadata of ``split_with_sizes_copy``; ``chunks`` are the bytes of each parameter's shard."""
-    threads = 1536 if gpu.compute_capability in FEWER_THREADS else 2048
-    most = gpu.multiprocessors * threads // 128 * 2
+    most = gpu.multiprocessors * gpu.threads_per_multiprocessor // 128 * 2
     factor = -(-sum(-(-chunk // TILE_BYTES) for chunk in chunks) * ranks // most)
     iterations = -(-factor // min(math.ceil(math.sqrt(factor)), ranks))
     blocks = sum(-(-chunk // (TILE_BYTES * iterations)) for chunk in chunks)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.allocator import CachingAllocator
-from predictor.allocator.simulate import simulate
+import numpy as np
+
+from predictor.allocator.simulate import Columns, Device, simulate
 from predictor.engine.common import to_device
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.tape import Tape
@@ -81,6 +82,6 @@ def _free_bytes(tape: Tape, setup: Setup) -> float:
     """Free bytes by NVML: all that the allocator has not reserved (cuda_accelerator.py, ``available_memory``)."""
     if setup.capacity_bytes is None:
         return float("inf")
-    allocator = simulate(tape.event_types, tape.event_buffers, tape.buffers.sizes, tape.buffers.streams,
-                         CachingAllocator(setup.allocator)).allocator
-    return setup.capacity_bytes - allocator.reserved_bytes
+    events = Columns(np.array(tape.event_types), np.array(tape.event_buffers), np.array(tape.buffers.sizes),
+                     np.array(tape.buffers.streams))
+    return setup.capacity_bytes - simulate(events, Device(setup.allocator)).reserved_bytes

@@ -33,7 +33,7 @@ class OperatorCall(NamedTuple):
 
 def calls(events: EventList, row_bytes: np.ndarray) -> list[OperatorCall]:
     """All calls of a list, in order; ``row_bytes`` has the bytes of each size row."""
-    buffers, sizes = events.buffers, row_bytes[events.buffers.size[events.buffer]]
+    buffers, sizes = events.buffers, row_bytes[events.size_row]
     allocations = np.flatnonzero((events.sign > 0) & (sizes > 0))
     buffer = events.buffer[allocations]
     keys = np.stack([buffers.operator[buffer], buffers.module[buffer], events.moment[allocations],

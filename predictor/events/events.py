@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
+from hashlib import blake2b
 from typing import overload
 
 import numpy as np
@@ -159,6 +160,19 @@ class EventList(Sequence[Event]):
     def sign(self) -> np.ndarray:
         """``int8[m]``: +1 where an event allocates, -1 where it frees, 0 elsewhere."""
         return sign(self.kind)
+
+    @cached_property
+    def size_row(self) -> np.ndarray:
+        """``int32[m]``: the size row of each event's buffer."""
+        return self.buffers.size[self.buffer]
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A digest of all that an allocator sees of the list beside the bytes of its size rows."""
+        digest = blake2b(digest_size=16)
+        for column in (self.kind, self.buffer, self.size_row, self.buffers.stream[self.buffer]):
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.digest()
 
     def is_consistent(self, *more: Rows) -> bool:
         """Whether all columns have one length and all row indices, also those of ``more``, are in range.

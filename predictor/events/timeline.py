@@ -15,7 +15,7 @@ from predictor.events.sizes import Monomial, Shape, SizeTable, Term
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
     """``int64[events]``: live bytes after each event, given the bytes of every size row."""
-    return np.cumsum(row_bytes[events.buffers.size[events.buffer]] * events.sign)
+    return np.cumsum(row_bytes[events.size_row] * events.sign)
 
 
 def alive_buffers(events: EventList, index: int) -> np.ndarray:
@@ -56,7 +56,7 @@ def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) ->
 
 def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
     """Live bytes of each factor after each event; they add up to :func:`running_sum`."""
-    change = row_bytes[events.buffers.size[events.buffer]] * events.sign
+    change = row_bytes[events.size_row] * events.sign
     factor = events.buffers.factor[events.buffer]
     return {name: np.cumsum(np.where(factor == number, change, 0)) for number, name in enumerate(FACTORS)}
 
@@ -91,7 +91,7 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     coefficient in any term: the other one is then at least as large at every shape.
     """
     table = events.sizes
-    change = table.coefficients[events.buffers.size[events.buffer]] * events.sign[:, None]
+    change = table.coefficients[events.size_row] * events.sign[:, None]
     sums = np.cumsum(change, axis=0)
     # Of consecutive allocations, only the last can be a peak.
     tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))

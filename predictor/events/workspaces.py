@@ -21,11 +21,11 @@ ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
 """CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh)."""
-SELECT_TILES = {(8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
-UNIQUE_TILES = {(8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
-SORT_TILES = {(8, 0): 3840, (9, 0): 4608}
+SELECT_TILES = {(7, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
+UNIQUE_TILES = {(7, 0): 320, (8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
+SORT_TILES = {(7, 0): 2816, (8, 0): 3840, (9, 0): 4608}
 """Items per tile, by the oldest compute capability that uses them (cub/device/dispatch/tuning). Measured with up to 16
-million items on seven emulated GPUs."""
+million items on eight emulated GPUs, of 7.0 only read in CUB's sources."""
 
 
 def _ceil_div(a, b):
@@ -162,13 +162,14 @@ def efficient_backward(gpu, batch, heads, sequence, width, itemsize=2, length=No
 
 def _efficient_block(gpu, width, itemsize):
     """Queries and keys of a block, in the first kernel whose shared memory fits the GPU
-    (mem_eff_attention/kernels/cutlassB.h; measured on four emulated GPUs)."""
+    (mem_eff_attention/kernels/cutlassB.h; measured on five emulated GPUs). Kernels of 16 bits for compute capability 7
+    take 128 queries of every width above 64."""
     roomy = gpu.shared_memory_block_bytes > 100 * KIB
     if width <= 64:
         return 64, 64
     if itemsize == FP32:
         return (128 if roomy else 64), 64
-    if width <= 96 and gpu.compute_capability in ((8, 6), (8, 9)):
+    if gpu.compute_capability < (8, 0) or width <= 96 and gpu.compute_capability in ((8, 6), (8, 9)):
         return 128, 64
     if width <= 128:
         return (128, 128) if roomy else (64, 64)
@@ -213,16 +214,11 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
     step_output = np.where(across_warps, step_output, step_output * height)
     values = _ceil_div(inputs, step_input)
     grid = _ceil_div(outputs // vector, step_output)
-    target = gpu.multiprocessors * (_threads(gpu) // (width * height))
+    target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (width * height))
     blocks = np.maximum(np.minimum(_ceil_div(target, grid), _ceil_div(values, 16)), _ceil_div(values, 256))
     shared = across_warps & (values >= 256) & (grid <= target) & (blocks > 1)
     size = accumulator_bytes * outputs * blocks * np.where(along_rows, 1, width * vector)
     return np.where(shared, size, 0), np.where(shared, 4 * grid, 0)
-
-
-def _threads(gpu):
-    """Threads that a multiprocessor can hold (CUDA programming guide, compute capabilities)."""
-    return {(8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(gpu.compute_capability, 2048)
 
 
 def norm_partials(gpu, rows, width, itemsize):
@@ -326,7 +322,7 @@ def cub_select(gpu, items):
 
 def cub_count(gpu):
     """CUB's count: int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
-    blocks = 5 * gpu.multiprocessors * (_threads(gpu) // 256)
+    blocks = 5 * gpu.multiprocessors * (gpu.threads_per_multiprocessor // 256)
     return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
 
 

@@ -54,7 +54,7 @@ def candidates(runs: Mapping[int, EventList], lowest: Shape) -> Candidates:
 
 def start_up(run: EventList) -> np.ndarray:
     """Live bytes after each event of start-up. They do not depend on the shape."""
-    sizes = run.sizes.coefficients[run.buffers.size[run.buffer], 0]
+    sizes = run.sizes.coefficients[run.size_row, 0]
     return np.cumsum((sizes * run.sign)[run.step == 0])
 
 

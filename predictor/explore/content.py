@@ -226,7 +226,8 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
         loop = LOOP.format("evaluation")
         gpus.append({
             "name": name, "capacity_bytes": _capacity(settings, name), "label": gpu.memory_label, "major": major,
-            "minor": minor, "multiprocessors": gpu.multiprocessors, "measured": gpu.measured,
+            "minor": minor, "multiprocessors": gpu.multiprocessors,
+            "threads_per_multiprocessor": gpu.threads_per_multiprocessor, "measured": gpu.measured,
             "given": settings.base.capacity_bytes is not None,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
             "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),

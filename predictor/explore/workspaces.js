@@ -3,9 +3,9 @@
 
 const KIB = 1024, MIB = 1024 * KIB, FP32 = 4, INT64 = 8;
 const FEW_INDICES = 3072, ROWS_PER_THREAD = 10, CUB_ALIGNMENT = 256, CUB_SLACK = 511;
-const SELECT_TILES = [[8.0, 2304], [8.6, 640], [9.0, 4224], [10.0, 3520]];
-const UNIQUE_TILES = [[8.0, 1792], [8.6, 320], [9.0, 4480], [10.0, 3840]];
-const SORT_TILES = [[8.0, 3840], [9.0, 4608]];
+const SELECT_TILES = [[7.0, 640], [8.0, 2304], [8.6, 640], [9.0, 4224], [10.0, 3520]];
+const UNIQUE_TILES = [[7.0, 320], [8.0, 1792], [8.6, 320], [9.0, 4480], [10.0, 3840]];
+const SORT_TILES = [[7.0, 2816], [8.0, 3840], [9.0, 4608]];
 
 const floorDiv = (a, b) => Math.floor(a / b);
 const ceilDiv = (a, b) => Math.ceil(a / b);
@@ -37,12 +37,10 @@ function efficientBlock(gpu, width, itemsize) {
   const roomy = gpu.shared_memory_block_bytes > 100 * KIB;
   if (width <= 64) return [64, 64];
   if (itemsize === FP32) return [roomy ? 128 : 64, 64];
-  if (width <= 96 && gpu.major === 8 && (gpu.minor === 6 || gpu.minor === 9)) return [128, 64];
+  if (gpu.major < 8 || (width <= 96 && gpu.major === 8 && (gpu.minor === 6 || gpu.minor === 9))) return [128, 64];
   if (width <= 128) return roomy ? [128, 128] : [64, 64];
   return [128, 64];
 }
-
-const threads = gpu => (gpu.major === 12 || (gpu.major === 8 && gpu.minor !== 0) ? 1536 : 2048);
 
 /** Bytes of partial results and of semaphores. */
 function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt, inner = outputs) {
@@ -60,7 +58,7 @@ function reduction(gpu, outputs, inputs, accumulatorBytes, alongRows, allOfIt, i
   if (acrossWarps) stepInput *= height;
   else stepOutput *= height;
   const values = ceilDiv(inputs, stepInput), grid = ceilDiv(floorDiv(outputs, vector), stepOutput);
-  const target = gpu.multiprocessors * floorDiv(threads(gpu), width * height);
+  const target = gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, width * height);
   const blocks = Math.max(Math.min(ceilDiv(target, grid), ceilDiv(values, 16)), ceilDiv(values, 256));
   if (!(acrossWarps && values >= 256 && grid <= target && blocks > 1)) return [0, 0];
   return [accumulatorBytes * outputs * blocks * (alongRows ? 1 : width * vector), 4 * grid];
@@ -202,7 +200,7 @@ const WORKSPACES = {
   cub_select: (gpu, items) =>
     roundUp((ceilDiv(items, tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK,
   cub_count: gpu =>
-    roundUp(4 * 5 * gpu.multiprocessors * floorDiv(threads(gpu), 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
+    roundUp(4 * 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
   cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
   index_sort(gpu, items, rows) {
     let bits = 0;

@@ -6,7 +6,7 @@ Known limitations:
 - Fitted sizes must be exact polynomials of the shape or known workspaces; otherwise the regime is narrowed.
 - Tracing needs the installed torch and transformers to have the versions that the workload names.
 - Recurrent layers (``torch.nn.RNN`` and its like) and experts that run one after another are not traced.
-- GPUs below compute capability 8.0 are rejected.
+- On GPUs below compute capability 8.0, bf16, quantization and Liger's kernels are rejected.
 - Packed rows that reach a sliding window are rejected.
 - A learned formula interpolates sizes that no function explains, and extrapolates with a note.
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.events.regimes import Regime, regime_of
@@ -41,9 +42,7 @@ def formula_key(request: Request) -> store.Key:
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     compared.check_model_type(workload, config.document["model_type"])
-    if gpu.compute_capability < (8, 0):
-        raise InputError(f"gpu {gpu.name}: kernels of compute capability {'.'.join(map(str, gpu.compute_capability))} "
-                         f"are not modelled, 8.0 and later are: {advice_for(workload.mode)}")
+    _check_before_ampere(workload, gpu)
     return store.Key(
         fingerprint=config.fingerprint, recipe=workload.recipe, trainable=workload.trainable, frozen=workload.frozen,
         padding=workload.padding, checkpointing=_checkpointing(workload),
@@ -57,6 +56,31 @@ def formula_key(request: Request) -> store.Key:
         video_frames=workload.video_frames, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
         keeps_outputs=workload.keep_outputs != "none")
+
+
+def _check_before_ampere(workload: Workload, gpu: Gpu) -> None:
+    """Rejects what GPUs before compute capability 8.0 do in other ways, which were not compared.
+
+    They have no units for bf16: fused attention does not take it (ATen/native/transformers/cuda/sdp_utils.cpp,
+    use_mem_efficient_attention). Flash attention and cuDNN's need 8.0 (use_flash_attention, use_cudnn_attention).
+
+    Raises:
+        InputError: the workload has one of these.
+    """
+    if gpu.compute_capability >= gpus.AMPERE:
+        return
+    capability = ".".join(map(str, gpu.compute_capability))
+    for key, value, instead in (
+            ("dtype", workload.dtype == "bf16" and "bf16", "give fp16, or fp32"),
+            ("mixed_precision", workload.mixed_precision == "bf16" and "bf16", "give fp16, or leave it out"),
+            ("sdpa_backend", workload.sdpa_backend in ("flash", "cudnn") and workload.sdpa_backend, "leave it out"),
+            ("attn_implementation", workload.attn_implementation == "flash_attention_2" and "flash_attention_2",
+             "give sdpa"),
+            ("quantization", workload.quantization and "is not predicted", advice_for(workload.mode)),
+            ("use_liger_kernel", workload.use_liger_kernel and "is not predicted", "leave it out")):
+        if value:
+            raise InputError(f"{key} {value}: gpu {gpu.name} has compute capability {capability}, from 8.0 on it is "
+                             f"predicted: {instead}")
 
 
 def check_pictures(workload: Workload, config: ModelConfig) -> None:
@@ -102,7 +126,7 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
     packed = quantization.quantized(workload)
-    if workload.computes_in == "fp32" or (packed and packed.in_fp32):
+    if workload.computes_in == "fp32" or (packed and packed.in_fp32) or gpu.compute_capability < gpus.AMPERE:
         return "efficient"
     return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
 

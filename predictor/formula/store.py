@@ -221,12 +221,12 @@ def save(traced: Formula, path: Path) -> None:
         OSError: the directory cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        try:
+    part = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False)  # noqa: SIM115
+    try:
+        with part:
             part.write(formula.to_bytes(traced))
-            part.flush()
-            os.chmod(part.name, 0o644)
-            os.replace(part.name, path)
-        except BaseException:
-            os.unlink(part.name)
-            raise
+        os.chmod(part.name, 0o644)
+        os.replace(part.name, path)  # after closing it: Windows renames no open file
+    except BaseException:
+        os.unlink(part.name)
+        raise

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 
 import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
-from predictor.allocator.simulate import Simulation, held_bytes, simulate
+from predictor.allocator.simulate import Columns, Device, Simulation, held_bytes, play, simulate
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType
 from predictor.profile.corrections import Margin
@@ -99,19 +98,17 @@ def simulate_run(run: Run, settings: AllocatorSettings, *, completion: str = "im
         limit_bytes: bytes that PyTorch can reserve; None for no limit.
         total_bytes: total memory that the GPU reports.
     """
-    return play_on(CachingAllocator(settings, SimulatedDriver(limit_bytes, total_bytes), completion), run,
-                   run.events.kind.tolist())
+    return simulate(_columns(run), Device(settings, limit_bytes, total_bytes, completion))
 
 
 def play_on(allocator: CachingAllocator, run: Run, event_types: Iterable[int]) -> Simulation:
     """Plays a run through an allocator. ``event_types`` yields the :class:`EventType` of each event in order."""
-    return simulate(event_types, *_buffers(run), allocator)
+    return play(event_types, _columns(run), allocator)
 
 
-def _buffers(run: Run) -> tuple[list[int], list[int], list[int]]:
-    """The buffer of each event, and the bytes and the stream of each buffer."""
-    buffers = run.events.buffers
-    return run.events.buffer.tolist(), run.row_bytes[buffers.size].tolist(), buffers.stream.tolist()
+def _columns(run: Run) -> Columns:
+    events, buffers = run.events, run.events.buffers
+    return Columns(events.kind, events.buffer, run.row_bytes[buffers.size], buffers.stream)
 
 
 class Plays:
@@ -130,7 +127,7 @@ class Plays:
 
     def ends(self, run: Run, limit_bytes: int | None) -> list[Simulation]:
         """The simulation of each completion mode of :func:`completions`."""
-        key = _digest(run), limit_bytes if self._fraction_of_limit else None
+        key = run.events.digest, run.row_bytes.tobytes(), limit_bytes if self._fraction_of_limit else None
         return [self._play(run, key, completion, limit_bytes) for completion in completions(run)]
 
     def _play(self, run: Run, key: tuple, completion: str, limit_bytes: int | None) -> Simulation:
@@ -140,20 +137,8 @@ class Plays:
             simulation = simulate_run(run, self._settings, completion=completion, limit_bytes=limit_bytes,
                                       total_bytes=self._total_bytes)
             least = limit if simulation.failed_at is not None else simulation.peak_reserved_bytes
-            driver = simulation.allocator.driver
-            assert isinstance(driver, SimulatedDriver)  # play() makes one
-            known.append((least, limit if driver.refusals else math.inf, simulation))
+            known.append((least, limit if simulation.refused else math.inf, simulation))
         return simulation
-
-
-def _digest(run: Run) -> bytes:
-    """A digest of all that the allocator sees of a run: its events, sizes and streams."""
-    events, buffers = run.events, run.events.buffers
-    digest = blake2b(digest_size=16)
-    for column in (events.kind, events.buffer, run.row_bytes[buffers.size[events.buffer]],
-                   buffers.stream[events.buffer]):
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.digest()
 
 
 def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | None,
@@ -267,9 +252,7 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
 
 def held(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Plays the outcome's run again. Returns the bytes that blocks and segments have after each of its events."""
-    allocator = CachingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
-    allocated, reserved = held_bytes(outcome.run.events.kind.tolist(), *_buffers(outcome.run), allocator)
-    return np.array(allocated), np.array(reserved)
+    return held_bytes(_columns(outcome.run), Device(settings, outcome.limit_bytes, capacity_bytes))
 
 
 def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,

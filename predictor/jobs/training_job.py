@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from predictor.common import forked
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
@@ -201,13 +200,11 @@ class Job:
 
     def fitting(self, ranks: Sequence[int]) -> Peaks | Shortage:
         """The peaks over some ranks if they surely fit the workload's GPU; else the first of them that does not."""
-        def surviving(rank: int) -> Peaks | Shortage:
-            assert self.workload.capacity is not None  # the workload names a GPU
-            return survival.surviving(self.run(self.sure_bytes, rank), self.setup.allocator, self.workload.capacity,
-                                      self.sure_bytes)
-
+        assert self.workload.capacity is not None  # the workload names a GPU
         peaks = Peaks(0, 0)
-        for of_rank in forked.results(surviving, ranks):
+        for rank in ranks:
+            of_rank = survival.surviving(self.run(self.sure_bytes, rank), self.setup.allocator, self.workload.capacity,
+                                         self.sure_bytes)
             if isinstance(of_rank, Shortage):
                 return of_rank
             peaks = peaks.or_higher(of_rank)

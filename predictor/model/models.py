@@ -55,8 +55,8 @@ def _shipped(name: str) -> ModelConfig:
     """The configuration of a known name."""
     files = resources.files(configs)
     processor = files / "preprocessors" / f"{name}.json"
-    return ModelConfig(name, json.loads((files / f"{name}.json").read_text()),
-                       json.loads(processor.read_text()) if processor.is_file() else {})
+    return ModelConfig(name, json.loads((files / f"{name}.json").read_text("utf-8")),
+                       json.loads(processor.read_text("utf-8")) if processor.is_file() else {})
 
 
 def _in_folder(model: str, path: Path) -> ModelConfig:

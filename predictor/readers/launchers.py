@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 @lru_cache(maxsize=1)
 def table() -> Mapping[str, Any]:
     """The launchers' options and versions, as ``scripts/list_launchers.py`` wrote them."""
-    return json.loads((resources.files(__package__) / "launchers.json").read_text())
+    return json.loads((resources.files(__package__) / "launchers.json").read_text("utf-8"))
 
 
 def release(launcher: str) -> str:

@@ -63,7 +63,7 @@ class Format:
 
 @lru_cache(maxsize=1)
 def _names() -> Mapping[str, frozenset[str]]:
-    text = (resources.files(__package__) / "names.json").read_text()
+    text = (resources.files(__package__) / "names.json").read_text("utf-8")
     return {name: frozenset(" ".join(lines).split()) for name, lines in json.loads(text).items()}
 
 

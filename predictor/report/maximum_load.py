@@ -1,4 +1,4 @@
-"""Renders the maximum load of a GPU in training as sentences."""
+"""Renders the maximum load of a GPU in training as sentences, and how a batch divides among unequal GPUs."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def _batch(load: MaximumLoad) -> str:
     batch, expandable = load.per_device_train_batch_size, load.per_device_train_batch_size_expandable
     other = f" ({expandable:,} with expandable_segments:True)" if expandable else ""
     return f"{f'The largest batch that fits is {batch:,}' if batch else 'No batch fits'}{other}."
+
+
+def divided(prediction: Prediction) -> list[str]:
+    """Sentences on a job of several kinds of GPU: whose verdict this is, and the largest batch of each."""
+    kinds = prediction.gpus
+    if kinds is None:
+        return []
+    batches = ", ".join(f"{share.per_device_train_batch_size:,} on {share.gpu}" for share in kinds)
+    limits = [f"{share.gpu}: {limit}" for share in kinds for limit in share.search_limits]
+    return [f"This is the verdict of {kinds[0].gpu}, where the job fits worst. The largest batch that fits is {batches}"
+            ": a script may give each GPU a batch of its own, and weigh the gradients by the samples.", *limits]

@@ -52,7 +52,7 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False, peaks
         console.print()
     console.print(verdict.peak_text(prediction.peak))
     for sentence in (*samples.sentences(prediction), *inference.sentences(prediction),
-                     *maximum_load.sentences(prediction)):
+                     *maximum_load.sentences(prediction), *maximum_load.divided(prediction)):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)
     console.print()

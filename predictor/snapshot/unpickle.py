@@ -11,8 +11,8 @@ import bz2
 import gzip
 import io
 import lzma
+import mmap
 import pickle
-import resource
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -122,13 +122,19 @@ def _bounded_memory(more_bytes: int) -> Iterator[None]:
     """A context in which this process's address space can grow by at most ``more_bytes``.
 
     One opcode of a few bytes can make the unpickler reserve, and touch, tens of GB (a memo index of
-    2^31, ``_Unpickler_MemoPut`` in CPython's Modules/_pickle.c). Under a limit it raises MemoryError.
+    2^31, ``_Unpickler_MemoPut`` in CPython's Modules/_pickle.c). Under a limit it raises MemoryError. Only Linux tells
+    the size of the address space; elsewhere there is no limit.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     current = _address_space()
+    if current == 0:
+        yield
+        return
+    import resource  # here, because Windows has no such module
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = current + more_bytes
-    if current == 0 or soft != resource.RLIM_INFINITY and soft <= limit:
-        yield  # the current size is unknown (no /proc), or the limit is stricter already
+    if soft != resource.RLIM_INFINITY and soft <= limit:
+        yield  # the limit is stricter already
         return
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     try:
@@ -140,6 +146,6 @@ def _bounded_memory(more_bytes: int) -> Iterator[None]:
 def _address_space() -> int:
     """The size of this process's address space in bytes; 0 if unknown."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0

@@ -99,7 +99,7 @@ def test_the_search_ends_after_enough_that_fit():
 
 
 def test_changes_that_would_take_longer_are_named_but_not_simulated(monkeypatch):
-    monkeypatch.setattr("predictor.answer.remedies.MOST_EVENTS", 1)
+    monkeypatch.setattr("predictor.answer.remedies.MOST_SECONDS", 0)
     judged = remedies(Workload(**JOBS[2]))
     (fitting,) = (remedy for remedy in judged if remedy.fits)
     left = [remedy for remedy in judged if remedy.needs_time]
@@ -109,7 +109,7 @@ def test_changes_that_would_take_longer_are_named_but_not_simulated(monkeypatch)
 
 
 def test_none_is_left_for_want_of_time_if_all_are_asked_for(monkeypatch):
-    monkeypatch.setattr("predictor.answer.remedies.MOST_EVENTS", 1)
+    monkeypatch.setattr("predictor.answer.remedies.MOST_SECONDS", 0)
     assert not any(remedy.needs_time for remedy in remedies(Workload(**JOBS[2]), every=True))
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from predictor.allocator import CachingAllocator, SimulatedDriver
-from predictor.allocator.simulate import simulate
+from predictor.allocator import AllocatorSettings
+from predictor.allocator.simulate import Columns, Device, simulate
 from predictor.answer.predict import predict
 from predictor.common import gpus
 from predictor.common.value_types import freeze
@@ -24,7 +24,7 @@ from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
 from tests.predictor.small import small_config
 
-GPUS = [gpu for gpu in gpus.TABLE if gpu.compute_capability >= (8, 0)]
+GPUS = gpus.TABLE
 KIND = {"itemsize": (2, 4), "accumulator_bytes": (4, 8), "along_rows": (0, 1), "all_of_it": (0, 1),
         "width": (32, 64, 96, 100, 128, 160, 256, 4096), "heads": (1, 12, 32), "passes": (1, 8)}
 
@@ -32,14 +32,19 @@ KIND = {"itemsize": (2, 4), "accumulator_bytes": (4, 8), "along_rows": (0, 1), "
 def as_script_sees(gpu: gpus.Gpu) -> dict:
     major, minor = gpu.compute_capability
     return {"major": major, "minor": minor, "multiprocessors": gpu.multiprocessors,
+            "threads_per_multiprocessor": gpu.threads_per_multiprocessor,
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes}
 
 
 def calls_of(function) -> list[tuple[gpus.Gpu, list[int]]]:
-    """Dimensions small and large, on every GPU."""
+    """Dimensions small and large, on every GPU. Of ``outputs``, no more than all are ``inner``."""
     draw, names = random.Random(function.__name__), list(inspect.signature(function).parameters)[1:]
-    return [(gpu, [draw.choice(KIND[name]) if name in KIND else int(2 ** draw.uniform(0, 22)) for name in names])
-            for gpu in GPUS for _ in range(20)]
+
+    def dimensions() -> list[int]:
+        drawn = {name: draw.choice(KIND[name]) if name in KIND else int(2 ** draw.uniform(0, 22)) for name in names}
+        return [min(value, drawn["outputs"]) if name == "inner" else value for name, value in drawn.items()]
+
+    return [(gpu, dimensions()) for gpu in GPUS for _ in range(20)]
 
 
 @pytest.mark.parametrize("name", workspaces.FUNCTIONS)
@@ -101,7 +106,7 @@ PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
 @pytest.mark.parametrize("seed", range(8))
 def test_the_allocator_does_the_same_in_the_page(seed, limit, completion):
     kinds, buffers, sizes, streams = sequence(seed)
-    end = simulate(kinds, buffers, sizes, streams, CachingAllocator(None, SimulatedDriver(limit), completion))
+    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), Device(AllocatorSettings(), limit, completion=completion))
     error = end.out_of_memory
     assert scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization") == [
         end.peak_allocated_bytes, end.peak_reserved_bytes, end.peak_at, end.reserved_at_peak_bytes, end.failed_at,

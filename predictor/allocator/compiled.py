@@ -1,0 +1,95 @@
+"""Calls the compiled twin of the simulated allocator, simulation.c, if this installation has it.
+
+It is compiled when peakcast is installed and a C compiler is there; in a checkout ``pip install -e .`` does it again.
+It gives what the Python modules of this package give, some twenty times faster (``pytest tests/test_speed.py``);
+without it the Python modules do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_int, c_int64
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import numpy as np
+
+from predictor.allocator.constants import ROUNDUP_INTERVALS
+
+NONE = -1
+"""No limit, and no index."""
+COMPLETED, OUT_OF_MEMORY, FAILED = range(3)
+"""Results of a run, as in simulation.c."""
+
+
+class Settings(Structure):
+    """The settings of a run: the fields of ``Settings`` in simulation.c."""
+
+    _fields_ = [
+        ("large_segment_bytes", c_int64), ("max_split_bytes", c_int64), ("max_non_split_rounding_bytes", c_int64),
+        ("divisions", c_int64 * ROUNDUP_INTERVALS), ("has_divisions", c_int64), ("expandable", c_int64),
+        ("completes_at_once", c_int64),
+        ("capacity_bytes", c_int64), ("total_bytes", c_int64), ("allowed_bytes", c_int64), ("garbage_bytes", c_int64),
+    ]
+
+
+class Counters(Structure):
+    """The counters after a run: the fields of ``Counters`` in simulation.c."""
+
+    _fields_ = [(name, c_int64) for name in (
+        "requested", "allocated", "reserved", "pending", "peak_requested", "peak_allocated", "peak_reserved",
+        "peak_active", "segments", "retries", "ooms", "used", "refusals", "peak_at", "reserved_at_peak", "failed_at",
+        "tried", "failed_request")]
+
+
+def is_available() -> bool:
+    """Whether this installation has the compiled twin."""
+    return _library() is not None
+
+
+def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.ndarray, streams: np.ndarray,
+        held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, Counters]:
+    """Runs events through an empty allocator.
+
+    Args:
+        kinds: ``int8[m]``, event types. buffers: ``int32[m]``, indices into ``sizes`` and ``streams``.
+        sizes: ``int64[n]``, bytes of each buffer. streams: ``int32[n]``, the stream of each buffer.
+        held: two ``int64[m]``, for the bytes of blocks and of segments after each event.
+
+    Returns:
+        The result, and the counters after the last event. They are meaningless if the result is FAILED: then only the
+        Python modules can say why.
+    """
+    library, counters = _library(), Counters()
+    if library is None:
+        return FAILED, counters
+    columns = [np.ascontiguousarray(column, dtype) for column, dtype in (
+        (kinds, np.int8), (buffers, np.int32), (sizes, np.int64), (streams, np.int32))]
+    at = [column.ctypes.data for column in columns]
+    allocated, reserved = (None, None) if held is None else (column.ctypes.data for column in held)
+    result = library.peakcast_simulate(byref(settings), len(kinds), at[0], at[1], len(sizes), at[2], at[3],
+                                       byref(counters), allocated, reserved)
+    return result, counters
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    path = Path(__file__).with_name(f"_simulation{EXTENSION_SUFFIXES[0]}")
+    try:
+        if _is_older_than_its_source(path):
+            return None
+        library = ctypes.CDLL(str(path))
+    except OSError:  # it was not compiled, or for another machine
+        return None
+    pointer = ctypes.c_void_p
+    library.peakcast_simulate.argtypes = [POINTER(Settings), c_int64, pointer, pointer, c_int64, pointer, pointer,
+                                          POINTER(Counters), pointer, pointer]
+    library.peakcast_simulate.restype = c_int
+    return library
+
+
+def _is_older_than_its_source(library: Path) -> bool:
+    """Whether the source was changed in a checkout and not compiled again. An installed package is always whole."""
+    source, project = library.with_name("simulation.c"), library.parents[2] / "pyproject.toml"
+    return project.exists() and source.stat().st_mtime > library.stat().st_mtime
