@@ -21,6 +21,10 @@ from predictor.trace.recorder import RecordedBuffer, Recording
 FEWEST_LAYERS = 4
 """Shorter lists of modules run as they are."""
 
+NEEDS_SKIPPED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of Python and PyTorch where code uses what a skipped layer computes, or what its output has besides hidden
+states: keys of an earlier layer, elements of a tuple."""
+
 OUTSIDE = ""
 """Stands for the path of a layer, for buffers that belong to none."""
 
@@ -137,8 +141,11 @@ class FewLayers:
             for buffer, size in zip(self._first.buffers, sizes)])
 
     def _traced(self, shape: Shape) -> Recording:
-        with self._layers.skipped_except(self._kept):
-            return self._record(shape)
+        try:
+            with self._layers.skipped_except(self._kept):
+                return self._record(shape)
+        except NEEDS_SKIPPED as error:
+            raise NotOneRegime(f"the model needs what skipped layers compute: {error}") from error
 
     def _origins(self, representative_of: Mapping[str, str]) -> list[int]:
         """For each buffer of the whole model, the row of its representative among the buffers of the few layers."""

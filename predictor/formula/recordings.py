@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from predictor.events.regimes import FEWEST_UNITS, Regime
+from predictor.events.regimes import FEWEST_UNITS, NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula.few_layers import FewLayers
 from predictor.formula.fit import same_list
@@ -42,8 +42,9 @@ class _Recorder:
         """
         if len(self._whole) == self._number:
             self._few = self._few_layers()
-        if self._few:
-            return self._few.at(shape)
+        few = self._of_few_layers(shape)
+        if few:
+            return few
         if shape not in self._known:
             self._known[shape] = self._record(shape)
         recording = self._known[shape]
@@ -52,10 +53,17 @@ class _Recorder:
         return recording
 
     def _few_layers(self) -> FewLayers | None:
-        """The recorder of few layers, made once; None if this model does not allow it."""
+        """The recorder of few layers, made once; None if they do not give what the whole model does."""
         try:
             return self._few or FewLayers(self._model, self._record, self._whole)
-        except Exception:  # a model whose layers are skipped can fail anywhere, and then it runs as a whole
+        except NotOneRegime:
+            return None
+
+    def _of_few_layers(self, shape: Shape) -> Recording | None:
+        """The recording of a shape from few layers; None if those do not suffice, and then the whole model is traced."""
+        try:
+            return self._few.at(shape) if self._few else None
+        except NotOneRegime:
             return None
 
 
