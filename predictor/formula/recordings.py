@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from predictor.events.regimes import FEWEST_UNITS, NotOneRegime, Regime
@@ -22,14 +23,17 @@ WHOLE = 2
 """Shapes of a regime at which the whole model is traced. They must show that few layers suffice at the others."""
 
 
-class _Recorder:
+class OfRegime:
     """Records shapes that share one list of events.
 
     Args:
+        known: recordings of the whole model so far; new ones are added.
         whole: the number of shapes at which the whole model is traced in any case.
     """
 
-    def __init__(self, model: Any, record: Record, known: Known, whole: int) -> None:
+    repeats = None
+
+    def __init__(self, model: Any, record: Record, known: Known, whole: int = WHOLE) -> None:
         self._model, self._record, self._known, self._number = model, record, known, whole
         self._whole: dict[Shape, Recording] = {}
         self._few: FewLayers | None = None
@@ -60,42 +64,48 @@ class _Recorder:
             return None
 
     def _of_few_layers(self, shape: Shape) -> Recording | None:
-        """The recording of a shape from few layers; None if those do not suffice, and then the whole model is traced."""
+        """The recording of a shape from few layers; None if the whole model must be traced."""
         try:
             return self._few.at(shape) if self._few else None
         except NotOneRegime:
             return None
 
 
-def of_regime(model: Any, record: Record, known: Known, shapes: Iterable[Shape]) -> list[Recording]:
-    """Recordings that share one list of events.
-
-    Raises:
-        NotOneRegime: they do not.
-    """
-    recorder = _Recorder(model, record, known, WHOLE)
-    return [recorder.at(shape) for shape in shapes]
-
-
-def of_family(family: Regime, model: Any, record: Record, known: Known,
-              shapes: Iterable[Shape]) -> tuple[list[Recording], Repeats]:
-    """Recordings of a family of regimes, with the events of its smallest member, and the loops of the others.
+class OfFamily:
+    """Records shapes of a family of regimes, with the events of its smallest member.
 
     The first three shapes have different numbers of units. The whole model is traced at them: the first two show the
     loops, the third proves them.
 
-    Raises:
-        NotOneRegime: the regimes are no family.
+    Args:
+        known: as of :class:`OfRegime`.
+
+    Attributes:
+        repeats: the loops that larger members have more passes of, once two shapes are recorded.
     """
-    recorders: dict[int, _Recorder] = {}
-    recordings: list[Recording] = []
-    folding: Folding | None = None
-    for shape in shapes:
-        units = family.units(shape)
-        recording = recorders.setdefault(units, _Recorder(model, record, known, 1)).at(shape)
-        if units > FEWEST_UNITS:
-            folding = folding or Folding(recordings[0], recording, FEWEST_UNITS)
-            recording = folding.folded(recording, units)
-        recordings.append(recording)
-    assert folding is not None  # the shapes have different numbers of units
-    return recordings, folding.repeats
+
+    def __init__(self, family: Regime, model: Any, record: Record, known: Known) -> None:
+        self._family = family
+        self._new = partial(OfRegime, model, record, known, 1)
+        self._members: dict[int, OfRegime] = {}
+        self._fewest: Recording | None = None
+        self._folding: Folding | None = None
+
+    @property
+    def repeats(self) -> Repeats | None:
+        return self._folding.repeats if self._folding else None
+
+    def at(self, shape: Shape) -> Recording:
+        """The recording of a shape; the first is one of the fewest units.
+
+        Raises:
+            NotOneRegime: the regimes are no family.
+        """
+        units = self._family.units(shape)
+        recording = self._members.setdefault(units, self._new()).at(shape)
+        if self._fewest is None:
+            self._fewest = recording
+        if units == FEWEST_UNITS:
+            return recording
+        self._folding = self._folding or Folding(self._fewest, recording, FEWEST_UNITS)
+        return self._folding.folded(recording, units)

@@ -155,27 +155,25 @@ def _traced(traced: _Traced, key: Key, progress) -> Formula:
                                   "key": key.document()}, repeats)
 
 
-def _fitted(traced: _Traced, key: Key, facts: ModelFacts, progress,
-            squares: bool = False) -> tuple[MicroStep, Repeats | None]:
+def _fitted(traced: _Traced, key: Key, facts: ModelFacts, progress) -> tuple[MicroStep, Repeats | None]:
     """The micro-step of a regime, and the loops of a family."""
     from predictor.formula import fit
-    from predictor.formula.recordings import of_family, of_regime
+    from predictor.formula.recordings import OfFamily, OfRegime
 
     brings = key.generation.brings if key.generation else 0
-    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings), squares=squares)
-    family = key.regime if key.regime.is_family else None
-    turns, repeats = (progress(shapes) if progress else shapes), None
-    if family:
-        recordings, repeats = of_family(family, traced.model, traced.record, traced.recordings, turns)
-    else:
-        recordings = of_regime(traced.model, traced.record, traced.recordings, turns)
-    parameters = [parameter.name for parameter in facts.parameters]
+    shapes, with_squares = (regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings),
+                                                  squares=squares) for squares in (False, True))
+    whole = traced.model, traced.record, traced.recordings
+    recorder = OfFamily(key.regime, *whole) if key.regime.is_family else OfRegime(*whole)
+    recordings = [recorder.at(shape) for shape in (progress(shapes) if progress else shapes)]
+    parameters, packed = [parameter.name for parameter in facts.parameters], key.padding == "packed"
     try:
-        return fit.fit(recordings, shapes, parameters, packed=key.padding == "packed", squares=squares), repeats
+        return fit.fit(recordings, shapes, parameters, packed=packed), recorder.repeats
     except regimes.NotOneRegime:
-        if not family or squares or key.padding == "packed":
+        if packed or with_squares == shapes:
             raise
-    return _fitted(traced, key, facts, progress, squares=True)
+    recordings += map(recorder.at, with_squares[len(shapes):])
+    return fit.fit(recordings, with_squares, parameters, squares=True), recorder.repeats
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
