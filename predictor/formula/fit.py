@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,6 +19,9 @@ DEGREES = {"batch": 1, "sequence": 2, "images": 1}
 """Highest power of each symbol. Attention masks and scores are quadratic in the sequence."""
 PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
 """Terms for several samples in one packed row: a constant, one for each sample, each token, and each pair of tokens."""
+
+NAMES = attrgetter("module", "operator", "role", "recomputed")
+"""What the buffers of one row have in common within a regime, beside a workspace's function."""
 
 
 def monomials(shapes: Sequence[Shape], packed: bool = False, squares: bool = False) -> list[Monomial]:
@@ -70,16 +74,15 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
 
 def same_list(first: Recording, other: Recording, shape: Shape) -> None:
     """Raises :class:`NotOneRegime` if two recordings have different event lists; ``shape`` is that of ``other``."""
-    if signature(other) != signature(first):
+    if other is not first and signature(other) != signature(first):
         raise NotOneRegime(f"the list of events at {shape} is not that of the first shape")
 
 
 def signature(recording: Recording) -> list:
     """The parts of a recording that are equal within one regime: everything but the bytes."""
+    workspaces = [(row, b.size[0]) for row, b in enumerate(recording.buffers) if isinstance(b.size, tuple)]
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
-            recording.cuts, recording.cache, recording.outputs,
-            [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
-             for b in recording.buffers]]
+            recording.cuts, recording.cache, recording.outputs, workspaces, list(map(NAMES, recording.buffers))]
 
 
 class _Solver:
