@@ -1,7 +1,8 @@
 """Traces a model with most of its layers skipped, and infers from that what the whole model allocates.
 
-Layers of one class allocate buffers of the same sizes in the same order. Where two traces of the whole model show that,
-a trace in which one layer of each class runs gives the sizes of all of its class. It takes a small part of the time.
+Many layers allocate buffers of the same sizes in the same order: they are of one class. A trace in which one layer of
+each class runs gives the sizes of all of them, in a small part of the time. Which layers are alike is read from a trace
+of the whole model, and further whole traces must have the sizes that the few layers give.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
@@ -19,9 +21,9 @@ from predictor.formula.fit import same_list
 from predictor.trace.recorder import RecordedBuffer, Recording
 
 FEWEST_LAYERS = 4
-"""Shorter lists of modules run as they are."""
+"""Shorter lists of layers run as they are."""
 
-NEEDS_SKIPPED = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+NEEDS_SKIPPED = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of Python and PyTorch where code uses what a skipped layer computes, or what its output has besides hidden
 states: keys of an earlier layer, elements of a tuple."""
 
@@ -44,14 +46,19 @@ class _PassThrough(torch.nn.Module):
         return getattr(self.__dict__["_layer"], name)
 
 
+def _is_list_of_layers(module: torch.nn.Module) -> TypeGuard[torch.nn.ModuleList]:
+    """Whether a module is a list of what transformers calls layers, which take and return hidden states."""
+    return (isinstance(module, torch.nn.ModuleList) and len(module) >= FEWEST_LAYERS
+            and all(isinstance(layer, GradientCheckpointingLayer) for layer in module))
+
+
 class Layers:
-    """The layers of a model: the elements of its outermost module lists."""
+    """The layers of a model: the elements of its outermost lists of layers."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._lists: dict[str, torch.nn.ModuleList] = {}
         for path, module in model.named_modules():
-            outermost = not any(path.startswith(f"{outer}.") for outer in self._lists)
-            if isinstance(module, torch.nn.ModuleList) and len(module) >= FEWEST_LAYERS and outermost:
+            if _is_list_of_layers(module) and not any(path.startswith(f"{outer}.") for outer in self._lists):
                 self._lists[path] = module
         self._place_of: dict[str, tuple[str, str]] = {}
 
