@@ -83,6 +83,22 @@ def check_members(config: ModelConfig, k: Key, shapes: tuple[Shape, ...]) -> Non
             assert (found is None) == (wanted is None) and (found is None or np.array_equal(found, wanted)), name
 
 
+_TEXT = ALL["qwen2_5_vl"]["text_config"] | {"num_hidden_layers": 6}
+_VISION = ALL["qwen2_5_vl"]["vision_config"] | {"depth": 6, "fullatt_block_indexes": [2, 5], "window_size": 56,
+                                                "deepstack_visual_indexes": [1, 3], "num_position_embeddings": 64}
+DEEP_TOWERS = [
+    ModelConfig("windows", ALL["qwen2_5_vl"] | {"text_config": _TEXT, "vision_config": _VISION}),
+    ModelConfig("deepstack", ALL["qwen2_5_vl"] | {
+        "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": _VISION,
+        "text_config": _TEXT | {"model_type": "qwen3_vl_text", "head_dim": 16}})]
+
+
+@pytest.mark.parametrize("config", DEEP_TOWERS, ids=lambda config: config.name)
+def test_few_layers_give_a_family_s_members_where_some_layers_differ(config):
+    """Some layers of the tower attend in windows, or hand features to layers of the language model; others do not."""
+    check_members(config, key(FAMILY, recipe="full"), (Shape(2, 99, 2), Shape(5, 80, 5)))
+
+
 def test_a_member_is_a_formula_of_its_number_of_images():
     member = family(key(FAMILY)).at(Shape(5, 80, 5))
     assert member.regime.names() == ("=5", "=5", "whole")
