@@ -5,6 +5,9 @@ do single images. Memory-efficient attention copies a mask whose rows are not mu
 A sequence that reaches a sliding window needs a mask. Some models loop over images, or over pieces of a sequence: their
 regimes are narrower, with one number of samples and images, or one shape. Each regime is traced separately, and sizes
 are never interpolated between regimes. Tracing finds out how narrow a model's regimes must be.
+
+Regimes of one number of images may follow from each other: if each further image adds passes to loops and changes
+nothing else, they form a family, whose events are traced together (:mod:`predictor.formula.fold`).
 """
 
 from __future__ import annotations
@@ -90,7 +93,22 @@ class Regime:
     @property
     def is_wide(self) -> bool:
         """Whether it contains more than one number of samples and images."""
-        return isinstance(self.samples, Amount)
+        return isinstance(self.samples, Amount) or self.is_family
+
+    @property
+    def is_family(self) -> bool:
+        """Whether it stands for a family of regimes: any number of samples with as many images in each, or one sample
+        with any number of images."""
+        one_sample = isinstance(self.samples, Exactly) and self.images is Amount.MANY
+        return isinstance(self.rows, Rows) and (isinstance(self.images, ForEachSample) or one_sample)
+
+    def units(self, shape: Shape) -> int:
+        """What the members of the family have different numbers of: samples with their images, or images."""
+        return shape.batch if isinstance(self.images, ForEachSample) else shape.images
+
+    def member(self, shape: Shape) -> Regime:
+        """The regime of the family that contains a shape."""
+        return replace(self, samples=Exactly(shape.batch), images=Exactly(shape.images))
 
     @property
     def is_alone(self) -> bool:
@@ -152,10 +170,19 @@ def regime_of(shape: Shape, *, pads_masks: bool = False, windows: Iterable[int] 
 
 def regimes_from_widest(widest: Regime, shape: Shape) -> list[Regime]:
     """Regimes that may contain a shape, from the widest to the single shape."""
-    exact = replace(widest, samples=Exactly(shape.batch), images=Exactly(shape.images))
+    exact = widest.member(shape)
     if not shape.sequence:
         return [widest, replace(exact, rows=Rows.NONE, window=None)]
-    return [widest, exact, replace(exact, rows=Exactly(shape.sequence), window=None)]
+    return [widest, *_family_of(widest, shape), exact, replace(exact, rows=Exactly(shape.sequence), window=None)]
+
+
+def _family_of(widest: Regime, shape: Shape) -> list[Regime]:
+    """The family of regimes that contains a shape of several images; none if its samples have unequal numbers."""
+    if shape.images < FEWEST_UNITS or shape.images % shape.batch:
+        return []
+    if shape.batch == 1:
+        return [replace(widest, samples=Exactly(1))]
+    return [replace(widest, images=ForEachSample(shape.images // shape.batch))]
 
 
 def regime_of_equal_samples(shape: Shape) -> list[Regime]:
@@ -183,17 +210,29 @@ PER_SAMPLE: dict[tuple[Amount | Exactly, Amount | Exactly | ForEachSample], tupl
     (Amount.MANY, Amount.NONE): (0,), (Amount.MANY, Amount.ONE): (1,), (Amount.MANY, Amount.MANY): (1, 2),
     (Amount.ONE, Amount.NONE): (0,), (Amount.ONE, Amount.ONE): (1,), (Amount.ONE, Amount.MANY): (2, 3)}
 """Images of a sample in the traced shapes, by the regime's samples and images."""
+FEWEST_UNITS = 2
+"""The smallest member of a family that is traced: it has the events of a single pass and of a second one."""
+FAMILY_PLAN = ((0, 0), (1, 1), (2, 2), (0, 3), (1, 0), (0, 4), (1, 4))
+"""Traced shapes of a family: units beyond :data:`FEWEST_UNITS`, and the index of the sequence. All but the first two
+are checked by the others."""
+FOR_SQUARES = ((2, 0), (3, 1))
+"""Further shapes that determine squares of the units, and check them: attention among the patches of all images has a
+mask of their number squared."""
 PLAN = ((0, 0, 0), (1, 1, 0), (2, 2, -1), (0, 3, -1), (1, 0, -1), (2, 4, 0), (1, 2, 0), (0, 4, -1), (2, 0, 0))
 """Traced shapes of several samples: indices of the batch, the sequence and the images that are combined."""
 
 
-def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images: 0) -> list[Shape]:
+def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images: 0, *,
+                  squares: bool = False) -> list[Shape]:
     """Shapes at which to trace a regime: enough to determine every monomial, and one more to check the fit.
 
     Args:
         room_for: function from the number of images in a sample to the tokens that they fill; the traced sequences are
             longer than that.
+        squares: whether sizes in a family may have squares of its units.
     """
+    if regime.is_family:
+        return _shapes_of_family(regime, room_for, FAMILY_PLAN + FOR_SQUARES * squares)
     least = regime.samples.least
     batches = (2, 3, 4) if regime.samples is Amount.MANY else (least,)
     if regime.rows is Rows.NONE:
@@ -211,6 +250,18 @@ def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images
     if regime.samples is Amount.ONE:
         return [Shape(1, sequences[k], per_sample[k % len(per_sample)]) for k in range(len(per_sample) + 3)]
     return [Shape(batches[b], sequences[t], batches[b] * per_sample[i]) for b, t, i in PLAN]
+
+
+def _shapes_of_family(regime: Regime, room_for: Callable[[int], int], plan: Sequence[tuple[int, int]]) -> list[Shape]:
+    """The first two are also the first two of the widest regime, if they can: they are traced once for both."""
+    per_sample = regime.images.number if isinstance(regime.images, ForEachSample) else None
+    of_widest = PER_SAMPLE[Amount.MANY if per_sample else Amount.ONE, Amount.MANY]
+    shapes = []
+    for more, index in plan:
+        units = FEWEST_UNITS + more
+        tokens = _sequences(regime, room_for(max(per_sample or units, *of_widest)))[index]
+        shapes.append(Shape(units, tokens, units * per_sample) if per_sample else Shape(1, tokens, units))
+    return shapes
 
 
 def _sequences(regime: Regime, filled: int) -> list[int]:

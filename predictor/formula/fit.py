@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,12 +20,16 @@ DEGREES = {"batch": 1, "sequence": 2, "images": 1}
 PACKED = [Monomial(exponents) for exponents in (CONSTANT, (1, 0, 0), (1, 1, 0), (2, 2, 0))]
 """Terms for several samples in one packed row: a constant, one for each sample, each token, and each pair of tokens."""
 
+NAMES = attrgetter("module", "operator", "role", "recomputed")
+"""What the buffers of one row have in common within a regime, beside a workspace's function."""
 
-def monomials(shapes: Sequence[Shape], packed: bool = False) -> list[Monomial]:
+
+def monomials(shapes: Sequence[Shape], packed: bool = False, squares: bool = False) -> list[Monomial]:
     """The monomials whose coefficients the shapes can determine. A symbol that never varies is left out.
 
     Args:
         packed: whether the samples of a micro-batch share one row.
+        squares: whether to add the square of the batch or, of a single sample, of its images.
     """
     varying = [len({tuple(shape)[axis] for shape in shapes}) > 1 for axis in range(3)]
     if len({shape.images / shape.batch for shape in shapes}) == 1:
@@ -32,18 +37,20 @@ def monomials(shapes: Sequence[Shape], packed: bool = False) -> list[Monomial]:
     if packed and varying[0]:
         return PACKED + [Monomial((0, 0, 1))] * varying[2]
     powers = [range(limit + 1) if varies else (0,) for limit, varies in zip(DEGREES.values(), varying)]
+    square = [Monomial((2, 0, 0) if varying[0] else (0, 0, 2))] * squares
     return [Monomial((batch, sequence, images)) for batch, sequence, images in product(*powers)
-            if not (images and (batch or sequence))]
+            if not (images and (batch or sequence))] + square
 
 
 def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Sequence[str],
-        packed: bool = False) -> MicroStep:
+        packed: bool = False, squares: bool = False) -> MicroStep:
     """Fits every size exactly.
 
     Args:
         recordings: one for each shape, at least as many as :func:`monomials` returns.
         parameters: names of the parameters, in the order in which ``MicroStep.ready`` numbers them.
         packed: whether the samples of a micro-batch share one row.
+        squares: as of :func:`monomials`.
 
     Raises:
         NotOneRegime: the recordings have different event lists, or sizes that no polynomial gives.
@@ -51,7 +58,7 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
     first = recordings[0]
     for recording, shape in zip(recordings, shapes):
         same_list(first, recording, shape)
-    solve = _Solver(shapes, monomials(shapes, packed))
+    solve = _Solver(shapes, monomials(shapes, packed, squares))
     expressions: dict[tuple, Polynomial | Workspace] = {}
     rows: dict[Polynomial | Workspace, int] = {}
     size = np.empty(len(first.buffers), dtype=np.int32)
@@ -67,16 +74,15 @@ def fit(recordings: Sequence[Recording], shapes: Sequence[Shape], parameters: Se
 
 def same_list(first: Recording, other: Recording, shape: Shape) -> None:
     """Raises :class:`NotOneRegime` if two recordings have different event lists; ``shape`` is that of ``other``."""
-    if signature(other) != signature(first):
+    if other is not first and signature(other) != signature(first):
         raise NotOneRegime(f"the list of events at {shape} is not that of the first shape")
 
 
 def signature(recording: Recording) -> list:
     """The parts of a recording that are equal within one regime: everything but the bytes."""
+    workspaces = [(row, b.size[0]) for row, b in enumerate(recording.buffers) if isinstance(b.size, tuple)]
     return [recording.events, recording.moments, recording.gradients, recording.marks, recording.owners,
-            recording.cuts, recording.cache, recording.outputs,
-            [(b.module, b.operator, b.role, b.recomputed, b.size[0] if isinstance(b.size, tuple) else "")
-             for b in recording.buffers]]
+            recording.cuts, recording.cache, recording.outputs, workspaces, list(map(NAMES, recording.buffers))]
 
 
 class _Solver:

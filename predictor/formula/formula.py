@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from predictor.events.events import Buffers, EventList, Rows
 from predictor.events.micro_step import Mark, MicroStep
 from predictor.events.model_facts import ModelFacts, Parameter
 from predictor.events.regimes import Regime
-from predictor.events.sizes import Monomial, Polynomial, SizeTable, Workspace
+from predictor.events.sizes import Monomial, Polynomial, Shape, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS
+from predictor.formula.repeats import Repeats, are_consistent, unrolled
 
 SCHEMA_VERSION = 1
 OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
 """Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
 the last to loops that keep the model's output."""
+MOST_EVENTS = 1 << 25
+"""Limit on the events of a formula with its loops unrolled: some 700 images of Qwen2.5-VL-7B."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,16 +40,47 @@ class Formula:
         micro: the events of one micro-step, or of one call of ``generate``.
         facts: the model's parameters and token counts.
         provenance: source of the formula, model, and the key that it was traced for.
+        repeats: for a family of regimes, the loops that its members have more passes of; ``micro`` is that of the
+            smallest member.
     """
 
     micro: MicroStep
     facts: ModelFacts
     provenance: dict[str, Any]
+    repeats: Repeats | None = None
 
     @property
     def regime(self) -> Regime:
         """The regime: the shapes for which the formula holds."""
         return Regime.parse(self.provenance["key"]["regime"])
+
+    def at(self, shape: Shape) -> Formula:
+        """The formula itself, or that of the member of its family that contains a shape.
+
+        Raises:
+            InputError: it would have too many events, or its file is damaged.
+        """
+        return self if self.repeats is None else _member(self, shape.batch, shape.images)
+
+
+@lru_cache(maxsize=8)
+def _member(family: Formula, batch: int, images: int) -> Formula:
+    """The formula of a member of a family of regimes."""
+    shape, repeats = Shape(batch, 0, images), family.repeats
+    assert repeats is not None
+    more = family.regime.units(shape) - repeats.units
+    if len(family.micro.events) + more * int(repeats.blocks[:, 1].sum(dtype=np.int64)) > MOST_EVENTS:
+        raise InputError(f"per_device_train_batch_size {batch}, {images} images in it: a step has more than "
+                         f"{MOST_EVENTS:,} events: give fewer")
+    try:
+        micro = unrolled(family.micro, repeats, more)
+    except ValueError as error:
+        raise InputError(f"the formula of {family.provenance['model']} for several images is damaged ({error}): clear "
+                         "the cache") from None
+    tokens = family.facts.room(images // batch)
+    facts = replace(family.facts, image_tokens=(tokens,) * batch)
+    key = family.provenance["key"] | {"regime": list(family.regime.member(shape).names())}
+    return Formula(micro, facts, family.provenance | {"key": key})
 
 
 def to_bytes(formula: Formula) -> bytes:
@@ -58,7 +93,11 @@ def to_bytes(formula: Formula) -> bytes:
         "names": events.names,
         "terms": [term_to_json(term) for term in events.sizes.terms],
     }
-    arrays = {
+    loops = {}
+    if formula.repeats is not None:
+        header["units"] = formula.repeats.units
+        loops = {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
+    arrays = loops | {
         "events": events.kind.astype(np.int32) * (events.buffer + 1),
         "moment": events.moment,
         "coefficients": events.sizes.coefficients,
@@ -101,8 +140,9 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
+    repeats = Repeats(header["units"], arrays["blocks"], arrays["frees"]) if "units" in header else None
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
-                   facts, header["provenance"])
+                   facts, header["provenance"], repeats)
 
 
 def _checked(formula: Formula) -> Formula:
@@ -117,7 +157,8 @@ def _checked(formula: Formula) -> Formula:
                                  (formula.micro.persistent, buffers), *_limits_of_sharded(formula),
                                  *_limits_of_generation(formula), *_limits_of_outputs(formula))
             and np.isin(events.kind, (-1, 1)).all() and any(p.trainable for p in facts.parameters)
-            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)):
+            and all(not isinstance(t, Workspace) or t.function in FUNCTIONS for t in events.sizes.terms)
+            and are_consistent(formula.micro, formula.repeats)):
         raise ValueError("inconsistent")
     return formula
 

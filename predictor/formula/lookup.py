@@ -25,7 +25,7 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     Args:
         exact_shape: go straight to the exact shape. Of a later turn of a conversation the regime with the exact
             sequence and any batch is tried first, because such turns are alike at all batches.
-        one_length: go from the widest regime straight to the exact shape.
+        one_length: go from the regimes of several batches straight to the exact shape.
 
     Raises:
         InputError: the model cannot be traced, or needs text between its images.
@@ -34,11 +34,12 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
         return tracing.trace_formula(config, key, progress=progress)
 
     keys = [replace(key, regime=regime) for regime in regimes.regimes_from_widest(key.regime, shape)]
-    keys = keys[1:] if len(key.image_sizes) > 1 else keys  # which image has which size depends on their number
-    keys = keys[-1:] if exact_shape else [keys[0], keys[-1]] if one_length else keys
+    if len(key.image_sizes) > 1:  # which image has which size depends on their number
+        keys = [key for key in keys if not key.regime.is_wide]
+    keys = keys[-1:] if exact_shape else [k for k in keys if k.regime.is_wide or k is keys[-1]] if one_length else keys
     if exact_shape and key.generation and key.generation.brings and len(key.image_sizes) < 2:
         keys = [replace(key, regime=regime) for regime in regimes.regime_of_equal_samples(shape)] + keys
-    formula = store.get(keys, trace)
+    formula = store.get(keys, trace).at(shape)
     if isinstance(config, code_models.CodeModel):
         agrees = _agrees(config, formula, shape, dtype)
         return formula if agrees else store.get(keys[-1:], trace)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from predictor.common.errors import InputError
 from predictor.events import regimes
@@ -18,7 +19,10 @@ from predictor.trace.garbage_collection import existing_objects_skipped
 from predictor.workload.modes import advice_for
 
 if TYPE_CHECKING:
+    from predictor.events.micro_step import MicroStep
+    from predictor.events.model_facts import ModelFacts
     from predictor.events.sizes import Shape
+    from predictor.formula.repeats import Repeats
     from predictor.trace.recorder import Recording
 
 
@@ -62,13 +66,65 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
 
 
 def _trace(config: ModelConfig, key: Key, progress) -> Formula:
-    from predictor.model import autotp, parser, tensor_parallel
+    from predictor.model import tensor_parallel
+
+    by_plan = key.tensor_parallel > 1 and not key.autotp
+    traced = _Traced.of(config, key)
+    try:
+        with tensor_parallel.on_meta(traced.model, key.tensor_parallel) if by_plan else nullcontext():
+            formula = _traced(traced, key, progress)
+    except regimes.NotOneRegime:
+        if not by_plan:
+            traced.keep()
+        raise
+    return formula
+
+
+@dataclass(frozen=True, eq=False)
+class _Traced:
+    """A prepared model, with the recordings of all of its layers so far.
+
+    The last one is kept if its shapes were no regime, because a narrower regime of the same model is traced next.
+
+    Attributes:
+        key: the key of the formula; its regime is left out of comparisons.
+    """
+
+    config: ModelConfig
+    key: Key
+    model: Any
+    inputs: Any
+    recordings: dict[Shape, Recording] = field(default_factory=dict)
+
+    _kept: ClassVar[list[_Traced]] = []
+
+    @classmethod
+    def of(cls, config: ModelConfig, key: Key) -> _Traced:
+        """The model of a key: the one that is kept, or else a new one."""
+        kept = cls._kept.pop() if cls._kept else None
+        own = isinstance(config, code_models.CodeModel)  # a function of the user builds another model for other shapes
+        if kept and not own and kept.config == config and replace(kept.key, regime=key.regime) == key:
+            return kept
+        return _prepared(config, key)
+
+    def keep(self) -> None:
+        """Keeps it for the next formula."""
+        self._kept[:] = [self]
+
+    def record(self, shape: Shape) -> Recording:
+        """Records a step of the model as it is now."""
+        return _recorded(self.key, self.model, self.inputs, shape)
+
+
+def _prepared(config: ModelConfig, key: Key) -> _Traced:
+    """Builds a model and prepares it for traces."""
+    from predictor.model import autotp, parser
     from predictor.trace import autocast
     from predictor.trace.inputs import inputs_of
 
     own = isinstance(config, code_models.CodeModel)
-    config = code_models.at_shape(config, (first := regimes.traced_shapes(key.regime)[0]))
-    model = parser.build(config, attn_implementation=key.attn_implementation, recipe=key.recipe,
+    at_shape = code_models.at_shape(config, regimes.traced_shapes(key.regime)[0])
+    model = parser.build(at_shape, attn_implementation=key.attn_implementation, recipe=key.recipe,
                          patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
                          quantization=key.quantization)
     _refuse_recurrent(config, model, "inference" if key.generation else "training")
@@ -77,33 +133,47 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)
-    inputs = inputs_of(config, model, key.image_sizes, key.video_frames, key.dtype)
+    inputs = inputs_of(at_shape, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)
     if key.autotp:
         autotp.shard(model, key.tensor_parallel)
-    by_plan = key.tensor_parallel > 1 and not key.autotp
-    with tensor_parallel.on_meta(model, key.tensor_parallel) if by_plan else nullcontext():
-        return _traced(config, key, model, inputs, first, progress)
+    return _Traced(config, key, model, inputs)
 
 
-def _traced(config: ModelConfig, key: Key, model, inputs, first: Shape, progress) -> Formula:
+def _traced(traced: _Traced, key: Key, progress) -> Formula:
     """Records a prepared model at the shapes of the regime, and fits the formula."""
-    from predictor.formula import fit
     from predictor.model import parser
     from predictor.trace import liger
 
+    model, inputs, first = traced.model, traced.inputs, regimes.traced_shapes(key.regime)[0]
     facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
                             () if key.regime.is_wide else inputs.image_tokens(key.forward_shape(first)))
-    brings = key.generation.brings if key.generation else 0
-    shapes = regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings))
     with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
-        recordings: list[Recording] = []
-        for shape in progress(shapes) if progress else shapes:
-            recordings.append(_recorded(key, model, inputs, shape))
-            fit.same_list(recordings[0], recordings[-1], shape)
-    micro = fit.fit(recordings, shapes, [p.name for p in facts.parameters], packed=key.padding == "packed")
-    return Formula(micro, facts, {"source": "meta trace", "model": Path(config.name).name, "key": key.document()})
+        micro, repeats = _fitted(traced, key, facts, progress)
+    return Formula(micro, facts, {"source": "meta trace", "model": Path(traced.config.name).name,
+                                  "key": key.document()}, repeats)
+
+
+def _fitted(traced: _Traced, key: Key, facts: ModelFacts, progress) -> tuple[MicroStep, Repeats | None]:
+    """The micro-step of a regime, and the loops of a family."""
+    from predictor.formula import fit
+    from predictor.formula.recordings import OfFamily, OfRegime
+
+    brings = key.generation.brings if key.generation else 0
+    shapes, with_squares = (regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings),
+                                                  squares=squares) for squares in (False, True))
+    whole = traced.model, traced.record, traced.recordings
+    recorder = OfFamily(key.regime, *whole) if key.regime.is_family else OfRegime(*whole)
+    recordings = [recorder.at(shape) for shape in (progress(shapes) if progress else shapes)]
+    parameters, packed = [parameter.name for parameter in facts.parameters], key.padding == "packed"
+    try:
+        return fit.fit(recordings, shapes, parameters, packed=packed), recorder.repeats
+    except regimes.NotOneRegime:
+        if packed or with_squares == shapes:
+            raise
+    recordings += map(recorder.at, with_squares[len(shapes):])
+    return fit.fit(recordings, with_squares, parameters, squares=True), recorder.repeats
 
 
 def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:

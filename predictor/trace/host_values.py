@@ -9,9 +9,11 @@ have no host values: only their sizes matter.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator, ValuesView
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from predictor.model.control_tensors import is_discrete
 
@@ -62,8 +64,8 @@ class HostValues:
             return
         results = self.run(func, args, kwargs)
         results = results if results and len(results) == len(outputs) else None
-        arguments = set() if results else {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs))
-                                           if isinstance(leaf, torch.Tensor) and is_discrete(leaf)}
+        arguments = set() if results else {id(leaf.untyped_storage()) for leaf in _tensors((args, kwargs.values()))
+                                           if is_discrete(leaf)}
         for index, out in enumerate(outputs):  # a view of unknown values, such as packed weights, stays unknown
             if any(out is new for new in fresh) and id(out.untyped_storage()) not in arguments:
                 self.adopt(out, results[index] if results else None)
@@ -76,22 +78,21 @@ class HostValues:
 
     def run(self, func, args, kwargs) -> list[torch.Tensor] | None:
         """Results of an operator on the host values of its arguments; None if a value is unknown."""
-        unknown = False
-
-        def host(value):
-            nonlocal unknown
-            if isinstance(value, torch.Tensor):
-                known = self.of(value)
-                unknown |= known is None
-                return known
-            return value
-
-        host_args, host_kwargs = tree_map(host, (args, kwargs))
-        if unknown:
+        if not all(map(self._has, _tensors((args, kwargs.values())))):
             return None
+        host_args, host_kwargs = tree_map(lambda v: self.of(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
         host_kwargs |= {key: value for key, value in _FACTORY_KEYWORDS.items() if key in host_kwargs}
         host_args = tree_map(lambda v: torch.device("cpu") if isinstance(v, torch.device) else v, host_args)
         if func is torch.ops.aten.histc.default:  # CPU kernels count only floats
             return [func(host_args[0].double(), *host_args[1:], **host_kwargs).to(host_args[0].dtype)]
         result = func(*host_args, **host_kwargs)
         return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operator's arguments, which may be lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, ValuesView)):
+            yield from _tensors(value)

@@ -23,7 +23,7 @@ from predictor.events.events import Moment
 from predictor.events.micro_step import Mark
 
 
-@dataclass
+@dataclass(slots=True)
 class RecordedBuffer:
     """One storage.
 

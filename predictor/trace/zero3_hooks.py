@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch.nn import functional
@@ -122,8 +122,9 @@ class Zero3Hooks:
     def owners(self) -> list[tuple[int, int]]:
         """Pairs of a module's number and the index of a parameter that it gathers. Parameters of other modules come
         last."""
-        return [*self._pairs(), *self._external_pairs]
+        return [*self._pairs, *self._external_pairs]
 
+    @cached_property
     def _pairs(self) -> list[tuple[int, int]]:
         return [(module, parameter) for module, own in enumerate(self.owned) for parameter in sorted(own)]
 
@@ -140,7 +141,7 @@ class Zero3Hooks:
         if index is None or not self._in_forward or index in self._gathered:
             return
         module = self._stack[-1]
-        self.recorder.mark(Mark.EXTERNAL, len(self._pairs()) + len(self._external_pairs))
+        self.recorder.mark(Mark.EXTERNAL, len(self._pairs) + len(self._external_pairs))
         self._external[module].append(index)
         self._external_pairs.append((module, index))
         self._gather(index)
@@ -262,13 +263,10 @@ class _Before(torch.autograd.Function):
     """Identity on an output. Its backward runs before the module's backward."""
 
     @staticmethod
-    def forward(hooks, output):
+    def forward(ctx, hooks, output):
+        ctx.hooks = hooks
+        hooks.calls += 1
         return output.detach()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.hooks = inputs[0]
-        ctx.hooks.calls += 1
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -280,14 +278,11 @@ class _After(torch.autograd.Function):
     """Identity on an input. Its backward runs after the module's backward."""
 
     @staticmethod
-    def forward(hooks, tensor):
-        return tensor.detach()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.hooks, tensor = inputs
+    def forward(ctx, hooks, tensor):
+        ctx.hooks = hooks
         if tensor.requires_grad:
-            ctx.hooks.inputs_left += 1
+            hooks.inputs_left += 1
+        return tensor.detach()
 
     @staticmethod
     def backward(ctx, *gradients):

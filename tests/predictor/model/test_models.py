@@ -103,7 +103,7 @@ def test_pretrain_trains_the_projector_alone(name):
 def test_regimes_narrow_to_the_shape_alone():
     shape = Shape(3, 100, 6)
     assert [regime.names() for regime in regimes.regimes_from_widest(Regime.parse(("many", "many", "whole")), shape)] == [
-        ("many", "many", "whole"), ("=3", "=6", "whole"), ("=3", "=6", "=100")]
+        ("many", "many", "whole"), ("many", "x2", "whole"), ("=3", "=6", "whole"), ("=3", "=6", "=100")]
     assert regimes.traced_shapes(Regime.parse(("=3", "=6", "=100"))) == [shape]
 
 
