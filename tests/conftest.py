@@ -57,6 +57,7 @@ NEED_TORCH = (
     "test_layers_that_trl_does_not_name_are_pefts",
     "test_llavas_frozen_backbone_is_its_language_model_without_the_head",
     "test_no_option_that_tells_another_trainer_is_one_of_transformers",
+    "test_the_written_script_is_predicted_as_the_plan_says_and_is_the_plan",
     "test_what_transformers_says_of_a_configuration_is_plain",
 )
 """Tests of quick files that import torch all the same: they are not quick."""

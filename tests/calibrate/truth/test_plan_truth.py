@@ -20,7 +20,7 @@ def test_the_largest_batch_survives_and_the_next_dies(tmp_path):
                  "data_parallel_size": 2, "offload": "none", "optim": "adamw_torch_fused", "gradient_checkpointing": False,
                  "capacity_bytes": SHARE_BYTES + outside_bytes("zero2", 2)})
     survived = [measure(made.proposed.setting.workload(batch, 1, 64).replace(capacity_bytes=SHARE_BYTES)).job.out_of_memory
-                is None for batch in (made.largest.batch, made.largest.batch + 1)]
+                is None for batch in (made.largest.micro_batch, made.largest.micro_batch + 1)]
     assert survived == [True, False]
 
 
@@ -31,5 +31,5 @@ def test_of_adapters_on_one_gpu_the_plain_loop_survives_as_planned_and_the_next_
                  "gradient_checkpointing": False, "capacity_bytes": SHARE_BYTES + outside_bytes()})
     setting = made.proposed.setting
     survived = [measure(setting.workload(batch, 1, 64).replace(capacity_bytes=SHARE_BYTES)).job.out_of_memory is None
-                for batch in (made.proposed.candidate.batch, made.largest.batch, made.largest.batch + 1)]
+                for batch in (made.proposed.candidate.batch, made.largest.micro_batch, made.largest.micro_batch + 1)]
     assert setting.method == "one GPU, bf16 weights under autocast" and survived == [True, True, False]

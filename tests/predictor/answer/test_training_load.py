@@ -79,11 +79,11 @@ def test_what_is_found_fits_and_the_next_larger_does_not(keys):
 ])
 def test_a_plan_finds_the_same_largest_batch(keys):
     made = plan(LLAVA | keys, trace=False)
-    proposed = made.proposed.setting.workload(made.largest.batch, made.largest.accumulation, 1024)
-    for batch in (1, made.largest.batch, made.largest.batch + 9):
+    proposed = made.proposed.setting.workload(made.largest.micro_batch, made.largest.candidate.accumulation, 1024)
+    for batch in (1, made.largest.micro_batch, made.largest.micro_batch + 9):
         found = training_load.Search(proposed.replace(**{BATCH: batch}), dispatch.prepare(proposed),
                                      lambda other, one: dispatch.prepare(other))
-        assert found._largest_batch(found.workload, "")[0] == made.largest.batch
+        assert found._largest_batch(found.workload, "")[0] == made.largest.micro_batch
 
 
 def test_with_expandable_segments_there_is_no_second_batch(small):
