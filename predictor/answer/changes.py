@@ -239,13 +239,14 @@ def named(workload: Workload, change: Change) -> Change:
 def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], OwnChange | None]:
     """The keys with which to predict a change, and the change as the user would type it.
 
-    The words are those of the user's own file or, if none was read, options of peakcast; None if they cannot say the
-    change. A framework may decide further keys by the change, and a DeepSpeed config says others.
+    The words are those of the user's own file. If none was read, or an option of peakcast overrides one of the keys in
+    it, they are such options. None if they cannot say the change. A framework may decide further keys by the change,
+    and a DeepSpeed config says others.
     """
-    if workload.source is None:
+    own = None if workload.source is None else workload.source.in_own_words(keys)
+    if own is None and (workload.source is None or workload.source.overridden & keys.keys()):
         words = change_words(workload, keys)
-        return dict(keys), OwnChange(words, {}, "", keys) if words else None
-    own = workload.source.in_own_words(keys)
+        own = OwnChange(words, {}, "", {}) if words else None
     if own is None:
         return dict(keys), None
     config = by_config(own.workload["deepspeed"]) if "deepspeed" in own.workload else {}

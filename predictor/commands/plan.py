@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
+from predictor.common.suggestions import file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,8 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         from predictor.report import plan, plan_summary
 
         if arguments.details:
-            return plan.report(console, result)
-        plan_summary.report(console, result, all_ranked=arguments.top is not None)
+            plan.report(console, result)
+        else:
+            plan_summary.report(console, result, all_ranked=arguments.top is not None)
+        if texts:
+            console.print(f"Wrote to {file_name(arguments.write)}: {', '.join(texts)}.")
 
     output.write(arguments, lambda: document.to_json(result), report)
     return 0 if result.proposed else 1

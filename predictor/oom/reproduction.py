@@ -69,8 +69,9 @@ class PredictedJob:
         prediction: the job on the whole GPU, with the runtime that predictions assume.
         assumed_gpu: a sentence that names the GPU whose kernels are predicted; empty if the user named it.
         reproduction: None if the message does not tell how much memory PyTorch could have.
-        remedies: changes, judged with the memory that PyTorch could have there, or on the GPU if the message does not
-            tell it; None if the job is predicted to survive.
+        remedies: changes, judged with the memory that PyTorch could have there, also of a job that is predicted to
+            survive, as it did not. If the message does not tell that memory, they are judged on the GPU; None if the
+            job is predicted to survive there.
     """
 
     prediction: Prediction
@@ -124,10 +125,9 @@ def predicted_job(explanation: Explanation, workload: Workload, *, every: bool =
         workload = workload.replace(gpu=gpu, capacity_bytes=capacity)
     prediction = predict(workload, progress=progress)
     found = reproduce(explanation, workload, capacity if total is None else total.bytes, progress)
-    judged = None
     if found is None:
         judged = with_remedies(prediction, workload, every=every, trace=every, progress=progress).remedies
-    elif found.outcome.failure is not None:
+    else:
         there = workload.replace(capacity_bytes=_capacity(explanation, found, workload, progress))
         judged = remedies(there, every=every, trace=every, progress=progress)
     return PredictedJob(prediction, assumed_gpu, found, judged)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
 from predictor.oom.explanation import Cure, Explanation, Holder
 from predictor.oom.message import Kind, Message
@@ -121,18 +122,19 @@ def _job(job: PredictedJob, most_remedies: int) -> Iterator[Part]:
         yield (f"Predicted: {verdict(job.prediction)} The message does not tell how much memory PyTorch could have: "
                "its failure cannot be compared."), "bold"
     else:
-        for number, sentence in enumerate(_outcome(found)):
+        for number, sentence in enumerate(_outcome(found, job.prediction)):
             yield sentence, "" if number else "bold"
         yield oom.compared_table(found), ""
     judged = remedies.short(job.remedies, brief=True)
     if judged:
         there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
-        yield f"Remedies, each predicted {there}:", "bold"
+        survives = found is not None and found.outcome.failure is None
+        yield f"{'What lowers its peak' if survives else 'Remedies'}, each predicted {there}:", "bold"
     for sentence in judged[:most_remedies]:
         yield f"- {sentence}", ""
 
 
-def _outcome(found: Reproduction) -> Iterator[str]:
+def _outcome(found: Reproduction, prediction: Prediction) -> Iterator[str]:
     """Where the job is predicted to fail with the memory that it had, whether that is the reported failure, and what
     holds the memory then.
     """
@@ -141,6 +143,8 @@ def _outcome(found: Reproduction) -> Iterator[str]:
     if outcome.failure is None:
         yield (f"Predicted {had}: it survives, with at most {size_text(outcome.peak_reserved_bytes)} reserved. The "
                "prediction does not explain this error (--details: what may).")
+        if prediction.verdict == "uncertain":
+            yield f"On the whole GPU it may not: {verdict(prediction)}"
         return
     rounded = outcome.segment_bytes or 0
     segment = f", for which PyTorch asks for a segment of {size_text(rounded)}" \

@@ -121,6 +121,11 @@ class Source:
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
     own_lacks: Callable[[Mapping[str, Any]], bool] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def overridden(self) -> frozenset[str]:
+        """The keys of the workload that an option of peakcast gives in place of the configuration."""
+        return frozenset(row.key for row in self.values if row.origin == OVERRIDDEN)
+
     def in_own_words(self, changes: Mapping[str, Any]) -> OwnChange | None:
         """Says a change of the workload in the words of the user's own file or command.
 

@@ -134,10 +134,15 @@ def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):
     assert "its failure cannot be compared. Remedies, each predicted on this GPU: - Fits with " in text
 
 
-def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_no_remedies(capsys, path):
-    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1", "--details"]) == 0
+def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_what_lowers_its_peak(capsys, path):
+    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["reproduction"]["out_of_memory"] is None
+    assert all(remedy["peak_reserved_bytes"] < said["prediction"]["peak_reserved_bytes"]
+               for remedy in said["remedies"] if remedy["fits"])
+    assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "is predicted to survive" in text and "Remedies" not in text
+    assert "it survives" in text and "What lowers its peak, each predicted with" in text
 
 
 EVERYTHING = torch_2_11(State(0, 2 * GIB, 79 * GIB, GIB // 2, 30 * GIB, 8 * GIB, pools=5 * GIB, this_process=45 * GIB,

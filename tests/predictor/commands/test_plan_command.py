@@ -80,7 +80,7 @@ def test_beside_adapters_only_what_peft_freezes_is_named(tmp_path, monkeypatch, 
 def test_the_written_script_is_predicted_as_the_plan_says_and_is_the_plan(tmp_path, monkeypatch, capsys):
     shutil.copytree(ROOT / "tests/predictor/configurations/llava/scripts", tmp_path / "scripts")
     monkeypatch.chdir(tmp_path)
-    asked = ["--gpu", "a100-80gb", "--gpus", "8", "--top", "1", "--keep", "engine,offload,optim,checkpointing"]
+    asked = ["--gpu", "a100-80gb", "--gpus", "8", "--top", "1", "--keep", "checkpointing"]
     assert main(["plan", "--from", "scripts/v1_5/finetune.sh", *asked, "--write", "job", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert "--optim" not in planned["own_files"]["change"]
