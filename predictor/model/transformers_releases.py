@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from predictor.common.errors import InputError
@@ -29,3 +30,26 @@ def checkpointing_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"gradient_checkpointing_kwargs {name}: transformers {transformers.__version__} does not "
                              "have it: leave it out, or use a newer transformers")
     return {name: value for name, value in options.items() if name in known}
+
+
+def image_features(output: Any) -> Any:
+    """The features of images that ``get_image_features`` returns, one tensor or a list of them.
+
+    4.57 returns them alone (models/llava/modeling_llava.py), 5.17 as ``pooler_output``.
+    """
+    return getattr(output, "pooler_output", output)
+
+
+def check_flash_attention(integration: ModuleType) -> None:
+    """Checks that the release calls the flash-attn package as traces expect (5.17: integrations/flash_attention.py).
+
+    4.57 decides about autocast inside ``flash_attention_forward``.
+
+    Raises:
+        InputError: it does not.
+    """
+    import transformers
+
+    if not hasattr(integration, "get_target_dtype"):
+        raise InputError(f"attn_implementation flash_attention_2: not predicted for transformers "
+                         f"{transformers.__version__} yet: give sdpa, or use transformers 5.17")
