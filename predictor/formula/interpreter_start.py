@@ -4,6 +4,7 @@ Only peakcast's own packages come from peakcast's directory; torch, transformers
 interpreter. The answer is one line of JSON on the standard output; what libraries print goes to the standard error.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -30,10 +31,8 @@ def versions():
     """The releases that are installed here, and Python's."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name).split("+")[0]
-        except metadata.PackageNotFoundError:
-            pass
     return found
 
 
