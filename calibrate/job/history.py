@@ -33,6 +33,8 @@ DISPATCHED = "PythonDispatchMode"
 """Event of the emulated GPU's integer tracker. The operator that the model called is the event below it."""
 INSIDE = "+"
 """Prefix of the allocator's metadata text while a module runs. The module's path may be empty."""
+write_metadata: Callable[[str], None] = getattr(torch.cuda.memory, "_set_memory_metadata", lambda text: None)
+"""Sets the allocator's metadata text. PyTorch 2.8 has none: there a history does not name modules."""
 HELPERS = frozenset(f"aten::{name}" for name in (
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
     "to", "_to_copy", "clone", "zeros", "zeros_like", "ones_like", "contiguous"))
@@ -78,7 +80,7 @@ class Modules(ModuleTracker):
 
     def _boundary(self) -> None:
         module = self._stack[-1] if self._stack else ""
-        torch.cuda.memory._set_memory_metadata(INSIDE + module if self._stack else "")
+        write_metadata(INSIDE + module if self._stack else "")
         on_main = threading.get_ident() == self._main  # autograd numbers the nodes of each thread separately
         self._seen[on_main].append((torch._C._autograd._get_sequence_nr(), module))
 

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the workload, of the output, and for how much to print."""
     options.add_workload(parser)
     options.add_from(parser)
+    options.add_python(parser)
     output.add_output(parser)
     output.add_details(parser, "5 moments, 15 layers, the run as a chart, all notes, the calibration, sources and "
                        "defaults of the values, and what is not modelled")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import file_name
+from predictor.common.suggestions import file_name, quoted
 from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table
 from predictor.model import models
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
@@ -80,6 +80,36 @@ def add_from(parser: argparse.ArgumentParser) -> None:
         return arguments, unknown
 
     parser.parse_known_args = parse  # type: ignore[method-assign,assignment]  # argparse has no hook for words after --
+
+
+def add_python(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--python``."""
+    parser.add_argument("--python", metavar="PATH", help="interpreter of the environment that trains: models are "
+                        "traced there, with its torch and transformers, whose versions are predicted; nothing is "
+                        "installed in it")
+
+
+def _trace_in(path: str | None, values: dict[Any, Any]) -> dict[str, Any]:
+    """Chooses the interpreter that traces models. The result is the keys that follow: the versions found there.
+
+    Raises:
+        InputError: it cannot trace, or the user gave a version that is not installed there.
+    """
+    from predictor.formula import interpreter
+
+    found = interpreter.find(path) if path is not None else None
+    interpreter.CHOSEN.set(found)
+    if found is None:
+        return {}
+    given = values.get("versions") or {}
+    for name, version in given.items() if isinstance(given, Mapping) else ():
+        if found.versions.get(name, version) != version:
+            raise InputError(f"--versions {name}={version}: --python has {name} {found.versions[name]}: leave it out")
+    if "deepspeed" not in found.versions and (values.get("engine") == "deepspeed" or any(
+            values.get(key) is not None for key in ("deepspeed", "zero_stage"))):
+        raise InputError(f"--python {quoted(path)}: deepspeed is not installed there, and the job uses it: name the "
+                         "interpreter of the environment that trains")
+    return {"versions": {**given, **found.versions}}
 
 
 def _read(arguments: argparse.Namespace, from_options: Mapping[str, Any]) -> tuple[dict[str, Any], Source | None]:
@@ -155,6 +185,7 @@ def given(arguments: argparse.Namespace) -> Given:
     overridden |= CHECKPOINTING_KEYS if source and parsed.get("gradient_checkpointing") is False else set()
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
+    values |= _trace_in(getattr(arguments, "python", None), values)
     if str(values.get("model", "")).endswith(".npz"):
         from predictor.formula import learned
 

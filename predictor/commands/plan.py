@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     options.add_workload(parser)
     options.add_from(parser)
+    options.add_python(parser)
     group = parser.add_argument_group("what to search")
     group.add_argument("--gpus", metavar="N", type=_count,
                        help="number of all GPUs: data-parallel replicas x tensor-parallel GPUs")

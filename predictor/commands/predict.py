@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   peakcast predict --from scripts/v1_5/finetune.sh --data-parallel-size 8 --gpu a100-80gb
   peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
+  peakcast predict --workload job.yaml --python ~/venv/bin/python       (its torch, transformers, deepspeed)
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
   peakcast predict llava-1.5-7b --sequence-length 2048 --data-parallel-size 8 --zero-stage 2 \\
       --gpu h100-80gb --maximum-load
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the workload, of the output, and of further searches."""
     options.add_workload(parser)
     options.add_from(parser)
+    options.add_python(parser)
     output.add_output(parser)
     output.add_details(parser, "all moments, sources and defaults of the values, the calibration, what is not "
                        "modelled, and every change that was judged")

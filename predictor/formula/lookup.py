@@ -11,7 +11,7 @@ from predictor.events import regimes
 from predictor.events.composed_run import sizes_at
 from predictor.events.events import FACTORS, Factor
 from predictor.events.sizes import Shape
-from predictor.formula import store, tracing
+from predictor.formula import interpreter, store, tracing
 from predictor.formula.formula import Formula
 from predictor.model import code_models
 from predictor.model.code_models import CodeModel
@@ -30,8 +30,10 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     Raises:
         InputError: the model cannot be traced, or needs text between its images.
     """
+    chosen = interpreter.CHOSEN.get()
+
     def trace(key: store.Key) -> Formula:
-        return tracing.trace_formula(config, key, progress=progress)
+        return chosen.trace(config, key) if chosen else tracing.trace_formula(config, key, progress=progress)
 
     keys = [replace(key, regime=regime) for regime in regimes.regimes_from_widest(key.regime, shape)]
     if len(key.image_sizes) > 1:  # which image has which size depends on their number
@@ -39,6 +41,8 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     keys = keys[-1:] if exact_shape else [k for k in keys if k.regime.is_wide or k is keys[-1]] if one_length else keys
     if exact_shape and key.generation and key.generation.brings and len(key.image_sizes) < 2:
         keys = [replace(key, regime=regime) for regime in regimes.regime_of_equal_samples(shape)] + keys
+    if chosen and isinstance(config, code_models.CodeModel):  # the user's code runs only there
+        return store.get(keys[-1:], trace)
     formula = store.get(keys, trace).at(shape)
     if isinstance(config, code_models.CodeModel):
         agrees = _agrees(config, formula, shape, dtype)

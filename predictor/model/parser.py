@@ -10,7 +10,7 @@ from typing import NamedTuple
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
 from predictor.events.model_facts import TOWERS, ModelFacts, Parameter, modality
-from predictor.model import code_models
+from predictor.model import code_models, transformers_releases
 from predictor.model import lora as adapters
 from predictor.model import quantization as few_bits
 from predictor.model.code_models import CodeModel
@@ -157,8 +157,8 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     if not model.supports_gradient_checkpointing:
         raise InputError(f"gradient_checkpointing: {type(model).__name__} does not support it: switch it off "
                          "(--no-gradient-checkpointing)")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant},
-                                        every_n_layers=every_n_layers, offload=offload)
+    options = transformers_releases.checkpointing_options({"every_n_layers": every_n_layers, "offload": offload})
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}, **options)
     if not modules:
         return
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, GradientCheckpointingLayer)}

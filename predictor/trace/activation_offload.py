@@ -42,5 +42,5 @@ def on_host(tracer: Tracer) -> Iterator[None]:
     def save_on_cpu(**_settings) -> torch.autograd.graph.saved_tensors_hooks:
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
-    with mock.patch("transformers.modeling_utils.save_on_cpu", save_on_cpu):
+    with mock.patch("transformers.modeling_utils.save_on_cpu", save_on_cpu, create=True):  # 4.57 does not offload
         yield

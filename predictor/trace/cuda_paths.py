@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn import functional
 
 from predictor.trace import rms_norm
-from predictor.trace.autocast import cast_as_one_operator
+from predictor.trace.autocast import STAND_IN, cast_as_one_operator
 from predictor.trace.operators import batch_norms, convolution
 
 aten = torch.ops.aten
@@ -218,6 +218,16 @@ def constant(original):
     return from_host
 
 
+def autocast(original):
+    """Switches the autocast that stands in for CUDA's; meta has none. transformers 4.57 switches it off for some sums
+    (models/llama/modeling_llama.py, LlamaRotaryEmbedding); 5.17 calls ``maybe_autocast``."""
+
+    def on_meta(device_type, *args, **kwargs):
+        return original(STAND_IN if device_type == "meta" else device_type, *args, **kwargs)
+
+    return on_meta
+
+
 def contiguous(args, out):
     """A result that is contiguous on CUDA whatever the input's strides are."""
     return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
@@ -294,5 +304,6 @@ def as_on_cuda(backend: str):
           patch.object(functional, "softmax", softmax(functional.softmax)),
           patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
           patch.object(functional, "one_hot", one_hot(functional.one_hot)),
+          patch.object(torch, "autocast", autocast(torch.autocast)),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from predictor.common.errors import InputError
+from predictor.model import transformers_releases
 
 _LIBRARY = torch.library.Library("flash_attn_2", "DEF")
 _LIBRARY.define("forward(Tensor query, Tensor key, Tensor value, float dropout) -> (Tensor, Tensor, Tensor)")
@@ -114,10 +115,15 @@ def pad_input(hidden_states, indices, batch, seqlen):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """While the block runs, transformers finds the stand-ins (5.17: modeling_flash_attention_utils.py)."""
+    """While the block runs, transformers finds the stand-ins (5.17: modeling_flash_attention_utils.py).
+
+    Raises:
+        InputError: the installed release calls the package in another way.
+    """
     from transformers import modeling_flash_attention_utils as library
     from transformers.integrations import flash_attention as caller
 
+    transformers_releases.check_flash_attention(caller)
     imports = (flash_attn_func, flash_attn_varlen_func, None, pad_input, None)
     target_dtype = caller.get_target_dtype
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle, islice
@@ -12,6 +13,7 @@ import torch
 
 from predictor.common.errors import InputError
 from predictor.events.sizes import Shape
+from predictor.model import transformers_releases
 from predictor.model.code_models import CodeInputs, CodeModel, layout
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.trace import audio_inputs, image_inputs
@@ -101,8 +103,9 @@ class Inputs:
             pixels = {name.removesuffix("_videos"): values for name, values in pixels.items()}
         from predictor.trace import flash_attention
 
-        with flash_attention.on_meta():  # the real package does not take meta tensors
-            output = call_on_meta(features, self._fitting(pixels, features)).pooler_output
+        packaged = self.model.config._attn_implementation == "flash_attention_2"
+        with flash_attention.on_meta() if packaged else nullcontext():  # the real package does not take meta tensors
+            output = transformers_releases.image_features(call_on_meta(features, self._fitting(pixels, features)))
         parts = output if isinstance(output, (tuple, list)) else [output]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._has_timestamps else 1

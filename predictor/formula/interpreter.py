@@ -1,0 +1,94 @@
+"""Another environment's interpreter, in which models are traced: its torch and transformers are those that train.
+
+peakcast stays in its own environment; nothing is installed in the other one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import subprocess
+import tempfile
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
+from predictor.events.regimes import NotOneRegime
+from predictor.formula import formula
+from predictor.formula.formula import Formula
+from predictor.formula.interpreter_start import OLDEST_PYTHON
+from predictor.formula.store import Key
+from predictor.model.model_config import ModelConfig
+
+START = Path(__file__).with_name("interpreter_start.py")
+ASKING_SECONDS = 60
+TRACING_SECONDS = 1800
+NEEDED = ("torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An interpreter and the releases that are installed in its environment.
+
+    Attributes:
+        path: its path, as the user gave it.
+        versions: package -> release, of those that peakcast predicts by; those that are missing there are left out.
+    """
+
+    path: str
+    versions: dict[str, str]
+
+    def trace(self, config: ModelConfig, key: Key) -> Formula:
+        """The formula of a key, traced in this interpreter; errors as :func:`predictor.formula.tracing.trace_formula`.
+        """
+        answer = _ask(self.path, "trace", pickle.dumps((config, key)), TRACING_SECONDS)
+        if "input_error" in answer:
+            raise InputError(f"{answer['input_error']} (traced in {quoted(self.path)[1:-1]})")
+        if "not_one_regime" in answer:
+            failure = RuntimeError(answer["not_one_regime"]) if answer["failed"] else None
+            raise NotOneRegime(answer["not_one_regime"]) from failure
+        with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
+            file = Path(directory) / "formula.npz"
+            file.write_bytes(base64.b64decode(answer["formula"]))
+            return formula.load(file)
+
+
+CHOSEN: ContextVar[Interpreter | None] = ContextVar("CHOSEN", default=None)
+"""The interpreter in which models are traced; None: the one that runs peakcast."""
+
+
+def find(path: str) -> Interpreter:
+    """The interpreter at a path.
+
+    Raises:
+        InputError: it cannot be run, is too old, or lacks torch or transformers.
+    """
+    versions = _ask(path, "versions", b"", ASKING_SECONDS)
+    python = versions.pop("python")
+    if tuple(map(int, python.split(".")))[:2] < OLDEST_PYTHON:
+        raise InputError(f"--python {quoted(path)}: Python {python}, tracing needs "
+                         f"{'.'.join(map(str, OLDEST_PYTHON))} or later")
+    for name in NEEDED:
+        if name not in versions:
+            raise InputError(f"--python {quoted(path)}: {name} is not installed there: name the interpreter of the "
+                             "environment that trains")
+    return Interpreter(path, versions)
+
+
+def _ask(path: str, task: str, request: bytes, seconds: int) -> dict[str, Any]:
+    try:
+        done = subprocess.run([path, str(START), task], input=request, capture_output=True, timeout=seconds)
+        return json.loads(done.stdout)
+    except OSError as error:
+        raise InputError(f"--python {quoted(path)}: cannot be run: {error.strerror}: give the path of a Python "
+                         "interpreter") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"--python {quoted(path)}: no answer within {seconds} seconds") from None
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise InputError(f"--python {quoted(path)}: ended with exit code {done.returncode} instead of an answer"
+                         + (f": {quoted(lines[-1], 200)[1:-1]}" if lines else "")) from None
