@@ -278,6 +278,8 @@ def state(failure: RecordedFailure) -> str:
 
 def another(failure: RecordedFailure, message: Message) -> str:
     """A sentence, after a space, where the snapshot's failure is not the message's; else empty."""
+    if failure.entry is None:
+        return " The message's failure is not in it: what follows is of the recording alone."
     if failure.is_of(message) is not False or message.allocated is None:
         return ""
     return (f" That is not the failure of the message, which had {size_text(message.allocated.bytes)} allocated: what "

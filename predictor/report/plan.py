@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-MOST_WORDS = 60
+MOST_WORDS = 64
 """Characters of the user's own words in a table of changes."""
 STANDING = {"given": "your configuration", "proposed": "the proposed configuration", "closest": "what comes closest"}
 

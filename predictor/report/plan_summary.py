@@ -8,7 +8,7 @@ from predictor.plan.plan import Plan
 from predictor.report import plan as whole
 from predictor.report import remedies
 from predictor.report.layout import counted, details_line, on_one_screen, print_wrapped, table
-from predictor.report.units import gib
+from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,13 +58,15 @@ def _ranking(console: Console, plan: Plan, most: int) -> None:
                      gib(row.prediction.peak_reserved_bytes), f"{whole.cost(plan, row).seconds / unit:.3f}")
     console.print(rows)
     if any(row.setting.differs for row in shown):
-        print_wrapped(console, "* trains something else, or not in Hugging Face's Trainer; --details says how.")
+        print_wrapped(console, "* trains something else, or not in Hugging Face's Trainer (--details says how): such "
+                               "configurations come last, whatever they cost.")
     console.print()
 
 
 def _knobs(plan: Plan, most: int) -> Table:
     """A table of the changes that lower the reserved peak most."""
-    rows = table(f"from {whole.STANDING[plan.standing]}", "reserved\n(GiB less)", "costs")
+    rows = table(f"from {whole.STANDING[plan.standing]},\n{size_text(plan.before.reserved_bytes)} reserved",
+                 "reserved\n(GiB less)", "costs")
     rows.columns[0].no_wrap, rows.columns[1].justify = True, "right"
     giving = [knob for knob in plan.knobs if (knob.gives_reserved_bytes or 0) > 0]
     for knob in sorted(giving, key=lambda knob: -(knob.gives_reserved_bytes or 0))[:most]:

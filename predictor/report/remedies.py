@@ -36,16 +36,22 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
     lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:MOST]] or [_nothing(judged, brief)]
+    slow, later = ([remedy for remedy in judged if getattr(remedy, name)] for name in ("needs_trace", "needs_time"))
     if len(fitting) < MOST:
-        lines += _unchecked("as each needs a trace", [remedy for remedy in judged if remedy.needs_trace], to_check)
-        lines += _unchecked("to answer soon", [remedy for remedy in judged if remedy.needs_time], to_check)
+        lines += _named(f"Not checked, as each needs a trace ({to_check})", slow)
+        lines += _named(f"Not checked, to answer soon ({to_check})", later)
+    if not slow and not later:
+        lines += _named("Checked, and not enough alone",
+                        [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1])
+        lines += _named("Not predicted", [remedy for remedy in judged if remedy.fits is None])
     return lines
 
 
-def _unchecked(why: str, remedies: Sequence[Remedy], to_check: str) -> list[str]:
+def _named(what: str, remedies: Sequence[Remedy]) -> list[str]:
+    """A sentence that names the changes; none without changes."""
     changes = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy) for remedy in remedies]
     more = f" and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else ""
-    return [f"Not checked, {why} ({to_check}): {'; '.join(changes[:MOST_NAMED])}{more}."] if changes else []
+    return [f"{what}: {'; '.join(changes[:MOST_NAMED])}{more}."] if changes else []
 
 
 def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) -> str:
