@@ -81,13 +81,17 @@ def head(console: Console, plan: Plan) -> None:
 
 
 def _maxima(console: Console, plan: Plan, proposed: Candidate) -> None:
-    """Prints the largest micro batches of the proposed setting, where they are larger than the proposed one."""
+    """Prints the largest micro batches of the proposed setting, without and with expandable segments."""
     plain, expandable = plan.largest, plan.largest_expandable
-    if plain and plain.micro_batch > proposed.batch:
-        _print(console, f"The largest that fits in this setting: {_largest(plain, proposed)}.")
-    if plain and expandable and expandable.micro_batch > plain.micro_batch:
-        _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {_largest(expandable, proposed)}.")
-    for sentence in plain.search_limits if plain else ():
+    if not plain or plan.goal == "sequence":  # whose batch is not searched
+        return
+    larger = plain.micro_batch > proposed.batch
+    _print(console, f"The largest that fits in this setting: {_largest(plain, proposed)}." if larger else
+           "No larger micro batch was found to fit in this setting.")
+    if expandable:
+        said = _largest(expandable, proposed) if expandable.micro_batch > plain.micro_batch else "no larger one either"
+        _print(console, f"With PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}: {said}.")
+    for sentence in plain.search_limits:
         _print(console, sentence)
 
 
