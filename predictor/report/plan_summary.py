@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from predictor.plan.plan import Plan
+from predictor.plan.search import WORTH
 from predictor.report import plan as whole
 from predictor.report import remedies
 from predictor.report.layout import counted, details_line, on_one_screen, print_wrapped, table
@@ -57,6 +58,9 @@ def _ranking(console: Console, plan: Plan, most: int) -> None:
                      f"{row.candidate.accumulation:,}", *([f"{row.candidate.sequence or 0:,}"] if lengths else []),
                      gib(row.prediction.peak_reserved_bytes), f"{whole.cost(plan, row).seconds / unit:.3f}")
     console.print(rows)
+    if any(whole.cost(plan, row).seconds < unit and not row.setting.differs for row in shown) and plan.gpus == 1:
+        print_wrapped(console, "On one GPU DeepSpeed, which partitions nothing there, comes before a plain loop only "
+                               f"if it saves more than {WORTH:.0%}.")
     if any(row.setting.differs for row in shown):
         print_wrapped(console, "* trains something else, or not in Hugging Face's Trainer (--details says how): such "
                                "configurations come last, whatever they cost.")
