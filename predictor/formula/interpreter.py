@@ -68,7 +68,9 @@ def find(path: str) -> Interpreter:
         InputError: it cannot be run, is too old, or lacks torch or transformers.
     """
     versions = _ask(path, "versions", b"", ASKING_SECONDS)
-    python = versions.pop("python")
+    python = versions.pop("python", None)
+    if python is None:
+        raise InputError(f"--python {quoted(path)}: is no Python interpreter: name that of the environment that trains")
     if tuple(map(int, python.split(".")))[:2] < OLDEST_PYTHON:
         raise InputError(f"--python {quoted(path)}: Python {python}, tracing needs "
                          f"{'.'.join(map(str, OLDEST_PYTHON))} or later")
@@ -82,7 +84,10 @@ def find(path: str) -> Interpreter:
 def _ask(path: str, task: str, request: bytes, seconds: int) -> dict[str, Any]:
     try:
         done = subprocess.run([path, str(START), task], input=request, capture_output=True, timeout=seconds)
-        return json.loads(done.stdout)
+        answer = json.loads(done.stdout)
+        if not isinstance(answer, dict):  # another program's output
+            raise ValueError
+        return answer
     except OSError as error:
         raise InputError(f"--python {quoted(path)}: cannot be run: {error.strerror}: give the path of a Python "
                          "interpreter") from None

@@ -34,6 +34,15 @@ def test_what_is_no_interpreter_is_rejected_in_one_line():
         interpreter.find("/nonexistent/python")
 
 
+@pytest.mark.parametrize("output", ["1", "{}", "[]", "no JSON"])
+def test_another_program_is_rejected_in_one_line(tmp_path, capsys, output):
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
+    os.chmod(path, 0o755)
+    assert main(["predict", "llava-1.5-7b", "--sequence-length", "1024", "--python", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("peakcast: error: --python")
+
+
 def test_an_environment_without_torch_is_rejected_by_its_name(tmp_path):
     path = tmp_path / "python"
     path.write_text('#!/bin/sh\necho \'{"python": "3.11.7", "transformers": "4.57.1"}\'\n')
