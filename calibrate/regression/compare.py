@@ -175,8 +175,6 @@ def _margin(job: training_job.Job, case: Case) -> Margin:
     return replace(margin, runtime_low=0, runtime_high=0) if assumed and case.measured_on == "emulated" else margin
 
 
-
-
 def _peak(case: Case, prediction: Prediction, counter: str) -> Peak:
     measured = case.peaks[counter] if case.survived else None
     bound: Bound | None = getattr(prediction, counter)

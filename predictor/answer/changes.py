@@ -34,8 +34,6 @@ SHORTEST = 8
 """Remedies keep at least one part in so many of a sequence."""
 OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
-A_MACHINE = 8
-"""GPUs of the usual machine; more than that are proposed only as twice as many."""
 HARDWARE = {"gpu", "data_parallel_size"}
 QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
 
@@ -285,11 +283,13 @@ def _samples(w: Workload, shortest: int = 2) -> Families:
 
 
 def _hardware(w: Workload) -> Families:
+    """More GPUs, up to a whole node or twice as many, and GPUs with more memory, whose capacity is measured if any is.
+    """
     if w.mode == "training" and w.engine in ("deepspeed", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
         size = w.data_parallel_size
         yield tuple(Change(f"{size} → {times * size} GPUs", {"data_parallel_size": times * size},
                            f"{times} times the GPUs", f"{times} times the global batch")
-                    for times in (2, 4, 8) if times == 2 or times * size <= A_MACHINE)
+                    for times in (2, 4, 8) if times == 2 or times * size <= gpus.NODE)
     if w.gpu and w.capacity_bytes is None:
         here = gpus.find(w.gpu)
         as_able = min(here.compute_capability, gpus.AMPERE)  # older ones have no bf16

@@ -41,6 +41,8 @@ class Gpu:
 
 DEFAULT = "h100-80gb"
 """The GPU whose kernels and workspaces are predicted when the user names none."""
+NODE = 8
+"""GPUs that a node usually has."""
 MIB, GIB = 1 << 20, 1 << 30
 # Compute capability -> threads of a multiprocessor, KiB of shared memory of a multiprocessor and of a block (CUDA
 # programming guide).

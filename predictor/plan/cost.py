@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.common.gpus import Gpu
+from predictor.common.gpus import NODE, Gpu
 from predictor.events.model_facts import TOWERS, ModelFacts, Parameter, modality
 from predictor.plan.reductions import Reductions
 from predictor.workload.engines import name_of
@@ -50,8 +50,8 @@ OF_PRODUCTS, OF_LINKS = 0.45, 0.7
 """Assumed fractions of ``tflops`` and ``link`` that training reaches."""
 HOST_LINK, HOST_MEMORY = 25.0, 100.0
 """GB/s between each GPU and the host's memory, and of the host's memory itself, which the GPUs of a node share."""
-NODE, BETWEEN_NODES = 8, 50.0
-"""Number of GPUs in a node, and GB/s from each GPU to other nodes."""
+BETWEEN_NODES = 50.0
+"""GB/s from each GPU to other nodes."""
 UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes per element: reads fp32 weight, gradient and two moments, and writes all but the
 gradient."""

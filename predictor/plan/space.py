@@ -14,9 +14,9 @@ from typing import Any
 
 from predictor.answer import changes
 from predictor.common.errors import InputError
+from predictor.common.gpus import NODE
 from predictor.common.value_types import Invalid, thaw
 from predictor.formula.learned import is_learned_file
-from predictor.plan.cost import NODE
 from predictor.plan.own_config import on_own_config
 from predictor.plan.precision import TRIED, Precision, own, revised, tried
 from predictor.plan.setting import ALONE, BATCH, STEPS, Setting
