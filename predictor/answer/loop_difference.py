@@ -10,8 +10,8 @@ import numpy as np
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
-from predictor.jobs import survival
 from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.survival import FITS
 from predictor.jobs.training_job import Job
 from predictor.workload.compared import goes_with
 
@@ -54,20 +54,14 @@ def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, in
 
     Without one an empty name and 0.
     """
-    workload = job.workload
-    assert workload.capacity is not None  # only a job with a capacity fits
-    surely, _ = job.margin.limits(workload.capacity)
+    assert job.workload.capacity is not None  # only a job with a capacity fits
     for keep in KEEPING:
         other = with_loop(job, keep_outputs=keep, zero_grad=zero_grad)
-        if other is not None and not other.fits():
-            return keep, job.margin.capacity(_reserved(other, surely)) - (workload.capacity - free_bytes)
+        outcome = None if other is None else other.judge()
+        if outcome is not None and outcome.verdict != FITS:
+            reserved = outcome.reserved.bytes if outcome.reserved.high is None else outcome.reserved.high
+            return keep, job.margin.capacity(reserved) - (job.workload.capacity - free_bytes)
     return "", 0
-
-
-def _reserved(job: Job, limit_bytes: int) -> int:
-    """The bytes that the runs composed for a limit would reserve without it."""
-    reserved = survival.judge(lambda _: job.runs(limit_bytes), job.setup.allocator, None).reserved
-    return reserved.bytes if reserved.high is None else reserved.high
 
 
 def with_loop(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> Job | None:
