@@ -104,12 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
     def report(console: Console) -> None:
         from predictor.report import plan, plan_summary
 
+        wrote = f"Wrote to {file_name(arguments.write)}: {', '.join(texts)}." if texts else ""
         if arguments.details:
-            plan.report(console, result)
+            plan.report(console, result, wrote)
         else:
-            plan_summary.report(console, result, all_ranked=arguments.top is not None)
-        if texts:
-            console.print(f"Wrote to {file_name(arguments.write)}: {', '.join(texts)}.")
+            plan_summary.report(console, result, all_ranked=arguments.top is not None, wrote=wrote)
 
     output.write(arguments, lambda: document.to_json(result), report)
     return 0 if result.proposed else 1

@@ -48,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity-bytes", metavar="SIZE",
                         help="the memory that PyTorch can have, such as 80GiB: would the job survive with it? Default: "
                              "what it had where the recording ran out, or the device's memory in the snapshot "
-                             "(peakcast predict writes it, PyTorch does not) less 1 GiB. If the snapshot does not tell "
-                             "the device's memory and has expandable segments that fit, SIZE is taken for that memory, "
-                             "which their replay needs")
+                             "(peakcast predict writes it, PyTorch does not) less 1 GiB")
     output.add_output(parser)
 
 
@@ -93,14 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings | None, capacity: int | None) -> bool:
-    """Whether other settings, or another capacity than that of the recorded device, are asked for."""
-    from predictor.snapshot.what_if import is_of_recorded_device, is_other
+    """Whether a capacity, or other settings than the recorded ones, are asked for, and there is a history to play."""
+    from predictor.snapshot.what_if import is_other
 
     if settings is not None and is_other(snapshot, settings):
         return True
-    if capacity is None or device >= len(snapshot.traces) or not len(snapshot.traces[device]):
-        return False
-    return not is_of_recorded_device(snapshot, device, capacity)
+    return capacity is not None and device < len(snapshot.traces) and len(snapshot.traces[device]) > 0
 
 
 def _what_if(arguments: argparse.Namespace, snapshot: Snapshot, device: int, settings: AllocatorSettings | None,

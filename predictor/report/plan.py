@@ -30,7 +30,7 @@ MOST_WORDS = 64
 STANDING = {"given": "your configuration", "proposed": "the proposed configuration", "closest": "what comes closest"}
 
 
-def report(console: Console, plan: Plan) -> None:
+def report(console: Console, plan: Plan, wrote: str = "") -> None:
     """Prints the result of ``peakcast plan``."""
     head(console, plan)
     if plan.found.fitting:
@@ -43,7 +43,7 @@ def report(console: Console, plan: Plan) -> None:
     _methods(console, plan)
     _rest(console, plan)
     _knobs(console, plan)
-    files(console, plan)
+    files(console, plan, wrote)
     _tail(console, plan)
 
 
@@ -233,16 +233,23 @@ def signed(size: int | None) -> str:
     return f"−{gib(-size)}".replace("−<0.01", "0.00") if size < 0 else gib(size)
 
 
-def files(console: Console, plan: Plan) -> None:
-    """Prints how the proposed configuration is launched; nothing if nothing fits, or for a learned job."""
+def files(console: Console, plan: Plan, wrote: str = "") -> None:
+    """Prints how the proposed configuration is launched, and which files were written, or how to write them.
+
+    Prints nothing if nothing fits, or for a learned job.
+
+    Args:
+        wrote: what was written, as a sentence; empty if nothing was.
+    """
     workload = document.launched(plan)
     if workload is None:
         return
     if isinstance(plan.own, OwnFiles):
         change, reserved = plan.own.change, size_text(plan.own.peak_reserved_bytes)
         where = plan.source.file if plan.source else ""
-        _print(console, f"Change {change.text} ({change.where}): {reserved} reserved. --write DIR writes the changed "
-               "files." if change else f"{where} is the plan already, nothing to change: {reserved} reserved.")
+        _print(console, f"Change {change.text} ({change.where}): {reserved} reserved. "
+               f"{wrote or '--write DIR writes the changed files.'}" if change else
+               f"{where} is the plan already, nothing to change: {reserved} reserved.")
         console.print()
         return
     why, frozen, unfrozen = launch.no_arguments(workload), document.frozen(plan), document.unfrozen(plan)
@@ -255,7 +262,7 @@ def files(console: Console, plan: Plan) -> None:
     steps += [f"freeze {', '.join(frozen)}"] if frozen else []
     if plan.own:
         _print(console, f"{plan.own}.")
-    _print(console, "--write DIR writes the files.")
+    _print(console, wrote or "--write DIR writes the files.")
     if steps:
         _print(console, "Before training, do what no argument does (the settings are in "
                f"{launch.WORKLOAD}): {'; '.join(steps)}.")

@@ -21,7 +21,7 @@ OTHER = " *"
 """Follows the name of a configuration that trains something else, or in another loop."""
 
 
-def report(console: Console, plan: Plan, *, all_ranked: bool = False) -> None:
+def report(console: Console, plan: Plan, *, all_ranked: bool = False, wrote: str = "") -> None:
     """Prints the proposal, the first of the ranking, the knobs that give most, how to launch it, and where the rest is.
 
     Args:
@@ -34,7 +34,7 @@ def report(console: Console, plan: Plan, *, all_ranked: bool = False) -> None:
         if any(knob.gives_reserved_bytes for knob in plan.knobs):
             console.print(_knobs(plan, size[1]))
             console.print()
-        whole.files(console, plan)
+        whole.files(console, plan, wrote)
         if plan.proposed and plan.source is None:
             whole.typed(console, plan.proposed)
             console.print()

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, SimulatedDriver
 from predictor.allocator.blocks import PENDING
 from predictor.allocator.constants import UNLIMITED_TOTAL
@@ -283,18 +281,3 @@ def is_other(snapshot: Snapshot, settings: AllocatorSettings) -> bool:
     """Whether settings differ from those of the recording in a way that matters for device memory."""
     first, second = (replace(item, without_effect=()) for item in (settings_of(snapshot.settings), settings))
     return first != second
-
-
-def is_of_recorded_device(snapshot: Snapshot, device: int, capacity_bytes: int) -> bool:
-    """Whether a given capacity stands for the memory of the recorded device, which a replay of its history needs.
-
-    It does where expandable segments were recorded, all of them fit into it, and the snapshot does not tell the
-    device's memory.
-    """
-    trace, segments = snapshot.traces[device], snapshot.segments_of(device)
-    expandable = settings_of(snapshot.settings).expandable_segments or any(s.is_expandable for s in segments) or bool(
-        (trace.action == Action.SEGMENT_MAP).any())
-    change = np.isin(trace.action, list(NEW)).astype(np.int64) - np.isin(trace.action, list(GIVEN_BACK))
-    later = np.cumsum((change * trace.size)[::-1])  # for each entry: what it and those after it add up to
-    peak = sum(segment.total_size for segment in segments) - int(later.min(initial=0))
-    return expandable and device not in snapshot.total_bytes and peak <= capacity_bytes

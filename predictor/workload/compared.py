@@ -25,8 +25,8 @@ PLAIN: Seen = BF16 | {
     "quantization": (None,), "offload": (None,), "use_liger_kernel": (False,), "padding": ("none", "right"),
     "attn_implementation": ("sdpa", "eager"), "per_device_eval_batch_size": (None,)}
 """Values that an engine is compared with first. An engine without a line in ``OF_ENGINES`` may have only these."""
-LOOP: Seen = {"attn_implementation": ("sdpa", "eager"), "tensor_parallel_size": (1,), "use_liger_kernel": (False,),
-              "offload": (None,), "gradient_checkpointing_kwargs.offload": (None, False)}
+LOOP: Seen = {"attn_implementation": ("sdpa", "eager", "flash_attention_2"), "tensor_parallel_size": (1,),
+              "use_liger_kernel": (False,), "offload": (None,), "gradient_checkpointing_kwargs.offload": (None, False)}
 """Values that loops other than the reference loop are compared with."""
 TRUTH, RECIPES = "tests/calibrate/truth/test_{}_truth.py", "profiles/pages/recipes.md#{}"
 MEASURED = "::test_a_measured_job_is_predicted"

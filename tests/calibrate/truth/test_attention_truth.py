@@ -87,12 +87,13 @@ def test_a_packed_job_is_predicted(tmp_path, changes):
 
 @pytest.mark.parametrize("changes", [
     {"gradient_checkpointing": False},
+    {"keep_outputs": "next_forward", "zero_grad": "before_backward"},
     {"padding": "right", "recipe": "full"},
     {"padding": "packed", "per_device_train_batch_size": 3, "zero_stage": 3, "data_parallel_size": 2},
     {"padding": "packed", "recipe": "lora", "sequence_length": 160, "per_device_train_batch_size": 4, "quantization": {
         "load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16", "prepare": "trl",
         "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}},
-], ids=["whole", "padded", "packed-zero3", "packed-4bit"])
+], ids=["whole", "kept", "padded", "packed-zero3", "packed-4bit"])
 def test_transformers_around_flash_attn_is_predicted(tmp_path, flash_attn, changes):
     check(workload(tmp_path, gpu="h100-80gb", profile="none", attn_implementation="flash_attention_2", **changes))
 

@@ -54,6 +54,12 @@ def test_other_settings_at_a_capacity_say_whether_the_job_survives(capsys):
     assert capsys.readouterr().out.startswith("With max_split_size_mb:100 the job runs out of memory: at entry ")
 
 
+def test_a_capacity_alone_is_a_question_also_where_expandable_segments_were_recorded(capsys):
+    path = str(recorded("random-warm-expandable"))  # which ran out of memory twice
+    assert main(["replay", path, "--capacity-bytes", "80GiB"]) == 0
+    assert "Of 2 recorded out-of-memory errors none happens." in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_device_in_the_snapshot_limits_pytorch(capsys, tmp_path):
     path = tmp_path / "x.pickle"
     path.write_bytes(pickle.dumps(raw(steps(), device_total_memory=[1024 * MIB + 40 * MIB])))
