@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from predictor.common import storage, streams
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import nearest, quoted
 
 # The module of each command. Only this table and the next may name calibrate.
@@ -37,12 +39,15 @@ COMMANDS = {
     "profiles": "predictor.commands.profiles",
 }
 # (command, option) -> the module whose ``run(arguments)`` takes over if the option is given.
-ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution"}
+ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution",
+               ("predict", "run"): "calibrate.commands.predict_run"}
 
 ALSO_CALLED = {"config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from"}
 """Words for options, besides those for the keys of a workload."""
 NO_EFFECT = {"lr", "learning_rate", "epochs", "num_train_epochs", "warmup_ratio", "warmup_steps", "seed", "output_dir"}
 """Options of trainers that do not change memory."""
+CONFIGURATIONS = (r"\.yaml", r"\.yml", r"\.json")
+"""Patterns of the suffixes of files that say how to train, but not with which program."""
 WIDTH = 100
 """Characters in a line of the list of commands."""
 BAD_INPUT = 2
@@ -87,7 +92,8 @@ def _code(argv: list[str]) -> int:
     except InputError as error:
         from predictor.oom.pointer import led
 
-        streams.say(f"peakcast: error: {' '.join(led(argv, str(error)).split())}")
+        text = led(argv, str(error)) + (_run_instead(argv) if isinstance(error, NotPredicted) else "")
+        streams.say(f"peakcast: error: {' '.join(text.split())}")
         return BAD_INPUT
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
@@ -129,7 +135,17 @@ def _run(argv: list[str]) -> int:
         return module.run(arguments)
     except InputError as error:
         source = getattr(arguments, "source", None)
-        raise InputError(source.told(str(error)) if source else error) from None
+        raise type(error)(source.told(str(error)) if source else error) from None
+
+
+def _run_instead(argv: list[str]) -> str:
+    """The command line that runs a job which is not predicted; empty for commands other than ``predict``."""
+    if argv[0] != "predict" or "--run" in argv:
+        return ""
+    ours = " ".join(argv[:argv.index("--") if "--" in argv else None])
+    is_file = re.search(rf"--from[ =]\S+({'|'.join(CONFIGURATIONS)})\b", ours)
+    words = "-- COMMAND, with the training's own command," if is_file else shlex.join(argv[1:])
+    return f"; peakcast predict --run {words} would run it on an emulated GPU"
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:

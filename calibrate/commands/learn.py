@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
@@ -202,7 +201,7 @@ def _script(arguments: argparse.Namespace):
     from predictor.common.gpus import DEFAULT as DEFAULT_GPU
 
     _check_script(arguments)
-    values = _script_values(arguments)
+    values = {**dict.fromkeys(SCRIPT_KEYS), **options.parsed(arguments, SCRIPT_KEYS)}
     world, rank = values["data_parallel_size"], values["rank"] or 0
     if rank == "worst" or rank >= (world or 1):
         raise InputError(f"--rank: a script is recorded as one rank, from 0 to {(world or 1) - 1}: name it")
@@ -231,21 +230,6 @@ def _check_script(arguments: argparse.Namespace) -> None:
     for name in (*KEYS, "workload"):
         if getattr(arguments, name, None) is not None and name not in SCRIPT_KEYS:
             raise InputError(f"--{name.replace('_', '-')}: the script decides that itself: leave it out")
-
-
-def _script_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The values of the options that apply to a script; None for absent ones."""
-    from predictor.common.value_types import Invalid
-    from predictor.workload.keys import KEYS
-
-    values = {}
-    for name in SCRIPT_KEYS:
-        text = getattr(arguments, name)
-        try:
-            values[name] = None if text is None else KEYS[name].metadata["kind"].from_text(text)
-        except Invalid as error:
-            raise InputError(f"--{name.replace('_', '-')} {error}") from None
-    return values
 
 
 def check_placeholders(command: list[str], known: Mapping[str, str]) -> None:

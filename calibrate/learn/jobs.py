@@ -47,11 +47,20 @@ class JobResult(NamedTuple):
 class Source(Protocol):
     """A job that can be recorded at any shape."""
 
-    workload: Workload | None
-    command: tuple[str, ...]
-    rank: int
-    world_size: int
-    gpu: str | None
+    @property
+    def workload(self) -> Workload | None: ...
+
+    @property
+    def command(self) -> tuple[str, ...]: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def gpu(self) -> str | None: ...
 
     def identity(self) -> Any:
         """Everything that decides a record, except the shape, as plain data."""
@@ -122,8 +131,9 @@ SHAPE_KEYS = ("per_device_train_batch_size", "sequence_length", "images_per_samp
 class ScriptSource:
     """A user's script on the emulated GPU. ``command`` contains the placeholders.
 
-    ``pretends``: whether one process acts as one of ``world_size`` ranks; otherwise the command starts all ranks
-    itself.
+    Attributes:
+        pretends: whether one process acts as one of ``world_size`` ranks; otherwise the command starts all of them.
+        streams: where its output goes; None: nowhere.
     """
 
     command: tuple[str, ...]
@@ -133,6 +143,7 @@ class ScriptSource:
     pretends: bool
     rank: int
     workload: None = None
+    streams: Streams | None = None
 
     def identity(self) -> Any:
         files = [[word, os.path.getmtime(word), os.path.getsize(word)] for word in self.command if os.path.isfile(word)]
@@ -149,10 +160,11 @@ class ScriptSource:
 
     def record(self, shape: Shape, file: str) -> JobResult:
         with tempfile.TemporaryFile() as output:
+            streams = self.streams or Streams(output.fileno(), output.fileno())
             sys.stdout.flush()
             result = dryrun(self.at(shape), Machine(gpu=self.gpu, capacity_bytes=self.capacity_bytes), rank=self.rank,
                            world_size=self.world_size if self.pretends else None, optimizer_steps=STEPS,
-                           streams=Streams(output.fileno(), output.fileno()), snapshot=file)
+                           streams=streams, snapshot=file)
         if result.out_of_memory:
             raise InputError(f"{job_text(shape)}: ran out of GPU memory: learn at smaller shapes, or on a larger GPU")
         if result.exit_code:
@@ -164,7 +176,8 @@ class ScriptSource:
         conf = result.settings.get("PYTORCH_CUDA_ALLOC_CONF") or result.settings.get("PYTORCH_ALLOC_CONF")
         return JobResult({name: getattr(result, f"peak_{name}") for name in COUNTERS}, {
             "measured_on": result.measured_on.value, "gpu": self.gpu, "capacity_bytes": result.capacity_bytes,
-            "software": dict(result.software), "allocator_conf": conf})
+            "software": dict(result.software), "allocator_conf": conf, "rank": result.rank,
+            "world_size": result.world_size})
 
 
 class RecordCache:

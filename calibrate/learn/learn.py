@@ -107,7 +107,8 @@ def assemble(source: Source, grouped: Sequence[Group], differences: Sequence[str
         Parameter(p["name"], tuple(p["shape"]), p["itemsize"], p["trainable"], True, p["buffer"]) for p in parameters))
     provenance: dict[str, Any] = {
         "measured_on": about["measured_on"], "gpu": about["gpu"], "capacity_bytes": about["capacity_bytes"],
-        "allocator_conf": about["allocator_conf"], "rank": source.rank, "world_size": source.world_size,
+        "allocator_conf": about["allocator_conf"], "rank": about.get("rank", source.rank),
+        "world_size": about.get("world_size", source.world_size),
         "versions": versions(about), "software": about["software"], "peakcast_version": VERSION,
         "learned_at": datetime.now(timezone.utc).isoformat(timespec="seconds"), "differences": list(differences)}
     workload = source.workload.resolved() if source.workload is not None else None

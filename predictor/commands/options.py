@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,16 @@ def workload(arguments: argparse.Namespace) -> Workload:
     return result.read_from(user.source) if user.source else result
 
 
+def parsed(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """The values of those of these keys that options give.
+
+    Raises:
+        InputError: a value is wrong. The message starts with the option.
+    """
+    return {name: _from_text(name, KEYS[name].metadata["kind"], getattr(arguments, name))
+            for name in names if getattr(arguments, name) is not None}
+
+
 def given(arguments: argparse.Namespace) -> Given:
     """The keys that the options and the file give.
 
@@ -170,19 +180,18 @@ def given(arguments: argparse.Namespace) -> Given:
         InputError: a value is wrong. The message starts with the file or the option.
     """
     path = arguments.workload
-    parsed = {name: _from_text(name, entry.metadata["kind"], getattr(arguments, name))
-              for name, entry in KEYS.items() if getattr(arguments, name) is not None}
-    values, source = _read(arguments, parsed)
-    parsed = {name: item for name, item in parsed.items() if source is None or name not in source.applied}
+    ours = parsed(arguments, KEYS)
+    values, source = _read(arguments, ours)
+    ours = {name: item for name, item in ours.items() if source is None or name not in source.applied}
     if hasattr(arguments, "from_file"):
-        _check_model(parsed.get("model", ""))
+        _check_model(ours.get("model", ""))
     values |= read_mapping(path, "the workload") if path else {}
     file = file_name(path) if path else ""
     check_names(values, file)
-    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in parsed.items()}
-    from_options = parsed.keys()
+    values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in ours.items()}
+    from_options = ours.keys()
     overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
-    overridden |= CHECKPOINTING_KEYS if source and parsed.get("gradient_checkpointing") is False else set()
+    overridden |= CHECKPOINTING_KEYS if source and ours.get("gradient_checkpointing") is False else set()
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}
     values |= _trace_in(getattr(arguments, "python", None), values)

@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   peakcast predict --workload job.yaml --capacity-bytes 80GiB --json -o prediction.json
   peakcast predict --from scripts/v1_5/finetune.sh --data-parallel-size 8 --gpu a100-80gb
   peakcast predict --gpu h100-80gb -- torchrun --nproc_per_node 8 train.py --model_name_or_path …
+  peakcast predict --run --gpu h100-80gb -- python train.py       (runs it on an emulated GPU)
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --python ~/venv/bin/python       (its torch, transformers, deepspeed)
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
@@ -34,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_workload(parser)
     options.add_from(parser)
     options.add_python(parser)
+    parser.add_argument("--run", action="store_true", default=None,
+                        help="run the job, or the command after --, on an emulated GPU for three optimizer steps, and "
+                        "answer with what it allocated: for jobs that are not predicted (needs peakcast[calibrate]; "
+                        "minutes). With --data-parallel-size N the command acts as one rank of N, --rank R (0)")
     output.add_output(parser)
     output.add_details(parser, "all moments, sources and defaults of the values, the calibration, what is not "
                        "modelled, and every change that was judged")

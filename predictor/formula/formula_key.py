@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from predictor.common import gpus
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.gpus import Gpu
 from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
@@ -37,8 +37,8 @@ def formula_key(request: Request) -> store.Key:
     assert config is not None  # only learned formulas have none, and they have no key
     workload.check_predicted()
     if config.routes_by_data:
-        raise InputError(f"model {config.name}: its experts run one after another, so their allocations depend on "
-                         f"the tokens that each gets: {advice_for(workload.mode)}")
+        raise NotPredicted(f"model {config.name}: its experts run one after another, so their allocations depend on "
+                           f"the tokens that each gets: {advice_for(workload.mode)}")
     if workload.video_frames and "video_token_id" not in config.document and "video_token_index" not in config.document:
         raise InputError(f"video_frames {workload.video_frames}: {config.name} takes no videos; leave it out")
     compared.check_model_type(workload, config.document["model_type"])
@@ -138,8 +138,8 @@ def _regime(request: Request) -> Regime:
     if workload.padding == "packed":
         row = replace(shape, sequence=shape.batch * shape.sequence)
         if any(row.sequence >= window for window in windows):
-            raise InputError(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding window, "
-                             "which is not predicted: use padding none, or peakcast learn")
+            raise NotPredicted(f"padding packed: a row of {row.sequence} tokens reaches {config.name}'s sliding "
+                               "window, which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
     padded = masked and _backend(workload, request.gpu) in ("flash", "efficient")
     return regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND, windows=windows)

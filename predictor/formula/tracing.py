@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.events import regimes
 from predictor.formula.formula import Formula
 from predictor.formula.store import Key
@@ -196,8 +196,8 @@ def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
 
     for name, module in model.named_modules():
         if isinstance(module, RNNBase | RNNCellBase):
-            raise InputError(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
-                             f"which is not predicted yet: {advice_for(mode)}")
+            raise NotPredicted(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
+                               f"which is not predicted yet: {advice_for(mode)}")
 
 
 def _require(config: ModelConfig, key: Key) -> None:

@@ -14,7 +14,7 @@ import re
 import torch
 from torch import nn
 
-from predictor.common.errors import InputError
+from predictor.common.errors import NotPredicted
 from predictor.model.tensor_parallel import SHARDED, check_heads, check_plan, tied
 
 
@@ -112,8 +112,8 @@ def shard(model, size: int) -> None:
                             "peakcast learn")
     check_heads(model, size, "AutoTP gives some ranks more than others, which is not predicted")
     if tied(model):
-        raise InputError(f"tensor_parallel_size {size}: AutoTP shards embeddings and a head that is tied to them by "
-                         "vocabulary, which is not predicted yet: use engine torch or ddp")
+        raise NotPredicted(f"tensor_parallel_size {size}: AutoTP shards embeddings and a head that is tied to them by "
+                           "vocabulary, which is not predicted yet: use engine torch or ddp")
     plan = {re.compile(".*" + re.escape(pattern).replace(r"\*", ".*") + "$"): style
             for pattern, style in model.tp_plan.items()}
     for name, module in list(model.named_modules()):
@@ -129,8 +129,8 @@ def shard(model, size: int) -> None:
 def _part(whole: torch.Tensor, size: int, dimension: int, name: str) -> nn.Parameter:
     shape = list(whole.shape)
     if shape[dimension] % size:
-        raise InputError(f"tensor_parallel_size {size} does not divide {name} ({' x '.join(map(str, shape))}): ranks "
-                         "that hold unlike parts are not predicted")
+        raise NotPredicted(f"tensor_parallel_size {size} does not divide {name} ({' x '.join(map(str, shape))}): ranks "
+                           "that hold unlike parts are not predicted")
     shape[dimension] //= size
     part = nn.Parameter(whole.new_empty(shape), requires_grad=whole.requires_grad)
     setattr(part, SHARDED, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.workload.fsdp_keys import EMBEDDINGS, NO_SPLIT_MODULES
 from predictor.workload.workload import Workload
@@ -37,14 +37,14 @@ def units(model: Any, names: tuple[str, ...]) -> list:
                    if type(module).__name__ in classes and module is not model]
     embeddings = [getattr(model, name)() for name in EMBEDDINGS if name in names]
     if embeddings and embeddings[0].weight is embeddings[1].weight:
-        raise InputError("fsdp: wrap accelerate is not modelled yet where input and output embeddings are tied: "
-                         "use wrap layers")
+        raise NotPredicted("fsdp: wrap accelerate is not modelled yet where input and output embeddings are tied: "
+                           "use wrap layers")
     inner_units += embeddings
     for unit in inner_units:
         inside = next((other for other in unit.modules() if other is not unit and other in inner_units), None)
         if inside is not None:
-            raise InputError(f"fsdp: a {type(inside).__name__} is inside a {type(unit).__name__}: wrapping both is "
-                             "not modelled yet; name one of them in transformer_layer_cls_to_wrap")
+            raise NotPredicted(f"fsdp: a {type(inside).__name__} is inside a {type(unit).__name__}: wrapping both is "
+                               "not modelled yet; name one of them in transformer_layer_cls_to_wrap")
     return [*inner_units, model]
 
 

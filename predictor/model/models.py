@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import read_text
 from predictor.common.suggestions import nearest, quoted
 from predictor.model import configs, hub_ids
@@ -135,5 +135,5 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     if "quantization_config" in document:
-        raise InputError(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
+        raise NotPredicted(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
     return document

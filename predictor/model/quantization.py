@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.gpus import Gpu
 from predictor.events import gemm_4bit
 from predictor.events.model_facts import TOWERS, ModelFacts, modality
@@ -93,9 +93,9 @@ def check_rows(workload: Workload, facts: ModelFacts, shape: Shape, gpu: Gpu) ->
             tokens = rows[modality(tensor.name) not in (*TOWERS, "projector")]
             outputs = biases[tensor.module]
             if gemm_4bit.is_fused(gpu, tokens, outputs, 2 * tensor.numel // outputs, ITEMSIZES[settings.compute_dtype]):
-                raise InputError(f"quantization: {tensor.module}, a 4-bit layer, would get {tokens} tokens: for so "
-                                 "few tokens bitsandbytes uses another kernel, which is not predicted for layers with "
-                                 f"a bias: {advice_for(workload.mode)}")
+                raise NotPredicted(f"quantization: {tensor.module}, a 4-bit layer, would get {tokens} tokens: for so "
+                                   "few tokens bitsandbytes uses another kernel, which is not predicted for layers "
+                                   f"with a bias: {advice_for(workload.mode)}")
 
 
 def notes(workload: Workload, facts: ModelFacts, rows: int) -> tuple[str, ...]:

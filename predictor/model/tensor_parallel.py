@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # older releases lack it
@@ -50,8 +50,8 @@ def shard(model, mesh: DeviceMesh) -> None:
     for name, parameter in model.named_parameters():
         if is_sharded(parameter) and local_part(parameter).numel() * size != parameter.numel():
             shape = " x ".join(map(str, parameter.shape))
-            raise InputError(f"tensor_parallel_size {size} does not divide {name} ({shape}): ranks that hold unlike "
-                             "parts are not predicted")
+            raise NotPredicted(f"tensor_parallel_size {size} does not divide {name} ({shape}): ranks that hold unlike "
+                               "parts are not predicted")
 
 
 def check_plan(model, size: int, without: str = "leave it out") -> None:
@@ -69,8 +69,8 @@ def check_plan(model, size: int, without: str = "leave it out") -> None:
         raise InputError(f"tensor_parallel_size {size}: transformers has no tp_plan for {name}: {without}")
     other = sorted(set(plan.values()) - set(STYLES))
     if other:
-        raise InputError(f"tensor_parallel_size {size}: the tp_plan of {name} says {', '.join(other)}, which is not "
-                         "predicted yet: leave it out, or use peakcast learn")
+        raise NotPredicted(f"tensor_parallel_size {size}: the tp_plan of {name} says {', '.join(other)}, which is not "
+                           "predicted yet: leave it out, or use peakcast learn")
 
 
 def tied(model) -> bool:

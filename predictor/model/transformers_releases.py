@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 
 CHECKPOINTING_DEFAULTS = {"every_n_layers": 1, "offload": False}
 """Options of ``gradient_checkpointing_enable`` beside ``gradient_checkpointing_kwargs`` in 5.17; 4.57 has none."""
@@ -51,5 +51,5 @@ def check_flash_attention(integration: ModuleType) -> None:
     import transformers
 
     if not hasattr(integration, "get_target_dtype"):
-        raise InputError(f"attn_implementation flash_attention_2: not predicted for transformers "
-                         f"{transformers.__version__} yet: give sdpa, or use transformers 5.17")
+        raise NotPredicted(f"attn_implementation flash_attention_2: not predicted for transformers "
+                           f"{transformers.__version__} yet: give sdpa, or use transformers 5.17")

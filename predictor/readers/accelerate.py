@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers import launchers
@@ -87,7 +87,7 @@ def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, 
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()
     if precision not in PRECISIONS:
-        raise InputError(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
+        raise NotPredicted(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
     if precision != "no" and not {"bf16", "fp16"} & switched_on:
         decided[precision] = ("true", f"{where}: mixed_precision")
     compiled = options.get("dynamo_backend", section_of(document, "dynamo_config", blamed).get(
@@ -127,12 +127,12 @@ def _distributed_type(options: Mapping[str, str], document: Mapping[str, Any], b
     chosen = next((name for option, name in DISTRIBUTED_TYPES.items() if option in options),
                   str(document.get("distributed_type", "MULTI_GPU") or "NO").upper())
     if chosen not in PREDICTED and chosen != "MEGATRON_LM":
-        raise InputError(f"{blamed}: distributed_type {chosen} is not predicted: of accelerate's, "
-                         f"{', '.join(PREDICTED)} are{nearest(chosen, PREDICTED)}")
+        raise NotPredicted(f"{blamed}: distributed_type {chosen} is not predicted: of accelerate's, "
+                           f"{', '.join(PREDICTED)} are{nearest(chosen, PREDICTED)}")
     for key in ("megatron_lm_config", "parallelism_config"):
         by_option = chosen == "MEGATRON_LM" if key == "megatron_lm_config" else "use_parallelism_config" in options
         if document.get(key) or by_option:
-            raise InputError(f"{blamed}: {key} is not predicted: use FSDP of version 2, or DeepSpeed")
+            raise NotPredicted(f"{blamed}: {key} is not predicted: use FSDP of version 2, or DeepSpeed")
     for key, item in (*options.items(), *document.items()):
         if key in ("cpu", "use_cpu") and item in ("", True, "true"):
             raise InputError(f"{blamed}: {key}: a training on the CPU takes no GPU memory")

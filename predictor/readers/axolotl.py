@@ -54,7 +54,7 @@ def rules(reading: Reading) -> None:
     if reading["fsdp_config"] and not reading["fsdp"]:
         reading.values["fsdp"] = "full_shard"
     if reading["fsdp_version"] == 1:
-        raise reading.wrong("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
+        raise reading.refused("fsdp_version", "is 1: FSDP1 is not predicted, give 2")
     trainer.engine(reading, name)
     _embeddings(reading)
     if "dtype" not in reading.workload:
@@ -79,7 +79,7 @@ def _as_loaded(reading: Reading) -> None:
     """Rejects keys that change the model or its trainer in a way that is not predicted."""
     plugins = _plugins(reading)
     for plugin in sorted(plugins - set(PLUGINS)):
-        raise reading.wrong("plugins", f"names {quoted(plugin)}, which is not predicted: leave it out")
+        raise reading.refused("plugins", f"names {quoted(plugin)}, which is not predicted: leave it out")
     if "CutCrossEntropyPlugin" in plugins and reading["cut_cross_entropy"] is not False:
         raise reading.wrong("plugins", "names CutCrossEntropyPlugin, which is on unless cut_cross_entropy is false: "
                                        f"{LOSS}")
@@ -107,9 +107,9 @@ def _embeddings(reading: Reading) -> None:
     if reading.half and not reading["adapter"] and not engine and _attention(reading) in WIDE:
         key = next((key for key in ATTENTION if reading[key]), "attn_implementation")
         setting = "on" if reading[key] is True else quoted(reading[key]) if key in reading else "not given"
-        raise reading.wrong(key, f"is {setting}: axolotl then keeps embeddings, head and norms in fp32 beside layers "
-                                 f"of {reading.half}, which is not predicted: give attn_implementation "
-                                 "flash_attention_2, deepspeed or fsdp, which leave one dtype")
+        raise reading.refused(key, f"is {setting}: axolotl then keeps embeddings, head and norms in fp32 beside layers "
+                                   f"of {reading.half}, which is not predicted: give attn_implementation "
+                                   "flash_attention_2, deepspeed or fsdp, which leave one dtype")
 
 
 def _pictures(reading: Reading, name: str) -> None:
@@ -172,7 +172,7 @@ def _attention(reading: Reading) -> str | None:
 def _trained(reading: Reading, name: str) -> None:
     adapter = reading["adapter"]
     if adapter not in (None, "lora", "qlora"):
-        raise reading.wrong("adapter", f"{adapter} is not supported: lora and qlora are")
+        raise reading.refused("adapter", f"{adapter} is not supported: lora and qlora are")
     if adapter is None:
         _without_adapters(reading, name)
         return
@@ -225,8 +225,8 @@ def _adapters(reading: Reading, adapter: str) -> None:
 def _checkpointing(reading: Reading) -> None:
     checkpointing = reading["gradient_checkpointing"]
     if isinstance(checkpointing, str):
-        raise reading.wrong("gradient_checkpointing", f"{checkpointing} is not supported: true is, and "
-                                                      "gradient_checkpointing_kwargs offload of the workload")
+        raise reading.refused("gradient_checkpointing", f"{checkpointing} is not supported: true is, and "
+                                                        "gradient_checkpointing_kwargs offload of the workload")
     reading.put("gradient_checkpointing", checkpointing, "gradient_checkpointing")
     trainer.checkpointing(reading, reentrant="gradient_checkpointing_kwargs" not in reading)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.readers import accelerate, hostfile, launchers, shell, shell_expansion
 from predictor.readers.user_input import UserInput
@@ -56,8 +56,8 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         raise InputError(f"{name}: {quoted(' '.join(words), 80)} starts no training that can be read: give a launcher "
                          "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
     if RLHF.fullmatch(command.program):
-        raise InputError(f"{name}: {command.program} is not supported: supervised training with next-token loss (swift "
-                         "sft, swift pt) is predicted")
+        raise NotPredicted(f"{name}: {command.program} is not supported: supervised training with next-token loss "
+                           "(swift sft, swift pt) is predicted")
     command.environment = {**(environment or {}), **command.environment}
     unknown = {**command.unknown, **(unknown or {})}
     if command.launcher in launchers.PACKAGES and shell_expansion.LEFT.match(command.program):

@@ -73,9 +73,9 @@ def _words(reading: Reading) -> list[str]:
 def _check(reading: Reading, words: list[str], config: dict[str, Any]) -> None:
     """Rejects FSDP1, and settings of version 2 that are not predicted."""
     if str(config.get("version", 2)) != "2":
-        raise reading.wrong("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
+        raise reading.refused("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
     if "offload" in words:
-        raise reading.wrong("fsdp", "offloads to the CPU, which is not predicted: leave it out")
+        raise reading.refused("fsdp", "offloads to the CPU, which is not predicted: leave it out")
     for word in words:
         if word not in RESHARDS:
             raise reading.wrong("fsdp", f"has {quoted(word)}: of version 2 are {', '.join(RESHARDS)} and auto_wrap"
@@ -85,7 +85,7 @@ def _check(reading: Reading, words: list[str], config: dict[str, Any]) -> None:
             raise reading.wrong("fsdp_config", f"has {key} {quoted(config[key])}: {why}: leave it out")
     policy = str(config.get("auto_wrap_policy", WRAPS))
     if policy.upper() != WRAPS:
-        raise reading.wrong("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
+        raise reading.refused("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
 
 
 def _checkpointing(reading: Reading, by: list[str]) -> None:

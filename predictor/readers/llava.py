@@ -76,8 +76,8 @@ def _model(reading: Reading) -> str:
                                             f"openai/{hub.CLIP} is known")
     if name in hub.LANGUAGE_MODELS.values() and "mm_projector_type" not in reading and \
             "llava" not in reading["model_name_or_path"].lower():
-        raise reading.wrong("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
-                                                 "mlp2x_gelu, a projector of two layers")
+        raise reading.refused("mm_projector_type", "is not given, and LLaVA's default, linear, is not supported: use "
+                                                   "mlp2x_gelu, a projector of two layers")
     because = "" if name == reading["model_name_or_path"] else reading["model_name_or_path"]
     reading.put("model", name, "model_name_or_path", "vision_tower", "mm_projector_type", because=because)
     return name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.common.errors import InputError
+from predictor.common.errors import NotPredicted
 from predictor.readers.reading import Reading
 
 RESUMED = "training continues adapters of a checkpoint, whose adapter_config.json sets rank and layers: give those"
@@ -23,6 +23,6 @@ def on_one_gpu(reading: Reading, processes: int, instead: str) -> None:
     several = len([word for word in visible.split(",") if word.strip()]) >= 2 * max(processes, 1)
     if several and user_input.gpus is None and not as_many_as_visible:
         started = f"{processes} process{'es' * (processes > 1)}"
-        raise InputError(f"{user_input.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: "
-                         f"{reading.form.framework} then splits the model over the GPUs, which is not predicted: "
-                         f"{instead}")
+        raise NotPredicted(f"{user_input.starts}: CUDA_VISIBLE_DEVICES={visible} with {started}: "
+                           f"{reading.form.framework} then splits the model over the GPUs, which is not predicted: "
+                           f"{instead}")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Flag, FrozenMap, Invalid
 from predictor.readers import shell_expansion
@@ -164,6 +164,10 @@ class Reading:
             return InputError(f"{self.place(name)} {problem}")
         return InputError(f"{self.input.name}: {problem}")
 
+    def refused(self, name: str, problem: str) -> NotPredicted:
+        """The same of a key whose value may well run, but is not predicted."""
+        return NotPredicted(str(self.wrong(name, problem)))
+
     def is_listed(self, name: str) -> bool:
         """True if the key is the origin of a value, or a note names it."""
         return any(self.called(name) in row.names for row in self.rows.values() if row.origin == READ) or any(
@@ -291,7 +295,7 @@ class Reading:
             raise self.wrong(name, str(error)) from None
         on = known.is_on(read)
         if known.refusal and on:
-            raise self.wrong(name, f"{quoted(read)} is not supported: {known.refusal}")
+            raise self.refused(name, f"{quoted(read)} is not supported: {known.refusal}")
         if known.note and on:
             self.note(f"{name} {read}: {known.note}" if not isinstance(read, bool) else f"{name}: {known.note}")
         return read

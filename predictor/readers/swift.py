@@ -120,7 +120,7 @@ def rules(reading: Reading) -> None:
     _loss(reading)
     for callback in reading["callbacks"]:
         if callback not in CALLBACKS:
-            raise reading.wrong("callbacks", f"names {quoted(callback)}, which is not predicted: leave it out")
+            raise reading.refused("callbacks", f"names {quoted(callback)}, which is not predicted: leave it out")
     batch = reading["per_device_train_batch_size"]
     steps = reading["gradient_accumulation_steps"] or max(1, math.ceil(16 / batch / reading.world_size))
     reading.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from predictor.common.errors import InputError
+from predictor.common.errors import NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.readers.user_input import UserInput
 
@@ -84,7 +84,7 @@ TRAINERS: Mapping[str, Trainer] = {
 Sources: TRL 1.16 (scripts, examples, and fields of its configurations that ``TrainingArguments`` does not have, except
 ``max_length`` and those of LoRA, which other scripts have too), LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19, the
 repositories of Qwen2.5-VL and InternVL, and transformers' examples without the Trainer."""
-INSTEAD = "name the values by options instead, or use peakcast dryrun or peakcast learn"
+INSTEAD = "name the values by options instead, or use peakcast learn"
 ALL_THE_SAME = "; or --from-format transformers, if its Trainer trains this all the same"
 
 
@@ -104,7 +104,7 @@ def check(user_input: UserInput, *, by_user: bool) -> None:
     what, who = recognised
     form = TRAINERS[who].form
     to_do = f"add --from-format {form}, which reads it" if form else INSTEAD
-    raise InputError(f"{user_input.name}: {what} trains with {who}: {to_do}{'' if of_trl else ALL_THE_SAME}")
+    raise NotPredicted(f"{user_input.name}: {what} trains with {who}: {to_do}{'' if of_trl else ALL_THE_SAME}")
 
 
 def _recognised(user_input: UserInput) -> tuple[str, str] | None:

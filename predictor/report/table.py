@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 SMALL = 1000
 """Factors of less than one part in so many of the total are small."""
-FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # widths in the factor table: the first columns together, and each module's
+FIRST_COLUMNS, MODULE_COLUMN = 34, 11  # usual widths in the factor table: the first columns together, and each module's
+UNLIMITED = 10_000
+"""Characters in a line that no table of modules fills."""
 
 
 def report(console: Console, prediction: Prediction) -> None:
@@ -140,10 +142,22 @@ def factor_table(prediction: Divided, width: int, *, small: bool = True, point: 
         point: the point's name.
         total: bytes at that point; None: those of the allocated peak.
     """
+    from rich.console import Console
+    from rich.measure import Measurement
+
     total = prediction.peak_allocated_bytes if total is None else total
-    modules = merge_small(prediction.modules, max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN))
-    names = (printable(name).replace("_", "_\n") for name in modules)
-    rows = table(f"{point} (GiB)", "all", "%", *names, numbers=True)
+    unlimited = Console(width=UNLIMITED)
+    for most in range(max(2, (width - FIRST_COLUMNS) // MODULE_COLUMN), 1, -1):
+        rows = _factor_table(prediction, merge_small(prediction.modules, most), small, f"{point} (GiB)", total)
+        if Measurement.get(unlimited, unlimited.options, rows).maximum <= width:
+            break  # long names take more than a usual column
+    return rows
+
+
+def _factor_table(prediction: Divided, modules: Mapping[str, Mapping[Any, int]], small: bool, head: str,
+                  total: int) -> Table:
+    names = (printable(name).replace("_", "_\n").replace(".", ".\n") for name in modules)
+    rows = table(head, "all", "%", *names, numbers=True)
     kept = [factor for factor in dict.fromkeys((*Factor, *prediction.factors)) if prediction.factors.get(factor, 0)]
     others = [] if small else [factor for factor in kept if prediction.factors[factor] * SMALL < total]
     groups = [(getattr(factor, "value", factor), [factor]) for factor in kept if factor not in others]

@@ -18,7 +18,7 @@ def title(prediction: Prediction) -> str:
     if "command" in w:  # a job learned from a script: only its command and shape are known
         shape = {"batch": "per_device_train_batch_size", "sequence": "sequence_length", "images": "images_per_sample"}
         return " · ".join((" ".join(w["command"]), *(f"{symbol} {w[shape[symbol]]:,}" for symbol in w["varied"]),
-                           f"learned ({w['learned']})"))
+                           _recorded(prediction)))
     if w.get("mode") == "inference":
         return inference(w)
     engine = f"ZeRO-{w['zero_stage']}" if w.get("engine") == "deepspeed" else str(w.get("engine"))
@@ -36,9 +36,17 @@ def title(prediction: Prediction) -> str:
         f"{engine} on {gpus} GPU{'s' if gpus > 1 else ''}",
         f"tensor parallel of {w['tensor_parallel_size']}" if w.get("tensor_parallel_size", 1) > 1 else "",
         f"offload {w['offload']}" if w.get("offload") else "",
-        f"learned ({w['learned']})" if "learned" in w else "",
+        _recorded(prediction) if "learned" in w else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _recorded(prediction: Prediction) -> str:
+    """How a recorded job was recorded: run for this answer, or learned before."""
+    formula = prediction.provenance["formula"]
+    if not formula.get("run"):
+        return f"learned ({prediction.workload['learned']})"
+    return f"run on the emulated GPU, rank {formula['rank']} of {formula['world_size']}"
 
 
 def inference(w: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.model.model_config import ModelConfig
 
 
@@ -157,7 +157,7 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
         raise InputError(f"image_size is not given: {config.name} takes videos of any size: give one with "
                          "--image-size, such as 480x640 (height x width)")
     if name not in VIDEO_SETTINGS:
-        raise InputError(f"video_frames {frames}: videos of model_type {name} are not predicted yet; leave it out")
+        raise NotPredicted(f"video_frames {frames}: videos of model_type {name} are not predicted yet; leave it out")
     if importlib.util.find_spec("torchvision") is None:
         raise InputError(f"video_frames {frames}: transformers' video processors need torchvision: pip install it")
     settings = VIDEO_SETTINGS[name](hf_config)

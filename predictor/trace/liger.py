@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from predictor.common.errors import InputError
+from predictor.common.errors import NotPredicted
 
 _LIBRARY = torch.library.Library("liger", "DEF")
 _LIBRARY.define("partials(Tensor weight) -> Tensor")
@@ -69,8 +69,8 @@ def _loss_and_gradients(*, _input, weight, target, ignore_index, **_others):
     """ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward, for weights in the compute dtype: products
     write into existing results, so all chunks share one buffer of logits."""
     if weight.dtype.itemsize > 2 or _input.dtype != weight.dtype or torch.is_autocast_enabled():
-        raise InputError(f"use_liger_kernel: a loss of {_input.dtype} states and {weight.dtype} weights is not "
-                         "predicted: use weights of the compute dtype, or peakcast learn")
+        raise NotPredicted(f"use_liger_kernel: a loss of {_input.dtype} states and {weight.dtype} weights is not "
+                           "predicted: use weights of the compute dtype, or peakcast learn")
     input_gradient = torch.zeros_like(_input)
     weight_gradient = torch.zeros_like(weight) if _input.requires_grad and weight.requires_grad else None
     loss = torch.zeros(len(_input), dtype=torch.float32, device=_input.device)

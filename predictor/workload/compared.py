@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import FrozenMap, thaw
 from predictor.workload import code_names
@@ -215,8 +215,8 @@ def check(workload: Keys) -> None:
         for name in line.unseen(keys):
             plain = thaw(value(keys, name))
             setting = name if len(str(plain)) > 80 else f"{name} {quoted(plain, 80)}"
-            raise InputError(line.says.get(name) or f"{setting}: not predicted with {feature} yet: leave one of them "
-                             "out, or use peakcast learn")
+            raise NotPredicted(line.says.get(name) or f"{setting}: not predicted with {feature} yet: leave one of them "
+                               "out, or use peakcast learn")
 
 
 def check_model_type(workload: Keys, model_type: str) -> None:
@@ -228,5 +228,5 @@ def check_model_type(workload: Keys, model_type: str) -> None:
     keys = {**vars(workload), "model_type": model_type}
     for feature, line in MODEL_TYPES.items():
         for _ in line.unseen(keys):
-            raise InputError(f"{feature}: not predicted for model_type {model_type} yet: leave it out, or use peakcast "
-                             "learn")
+            raise NotPredicted(f"{feature}: not predicted for model_type {model_type} yet: leave it out, or use "
+                               "peakcast learn")

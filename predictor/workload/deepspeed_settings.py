@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Invalid
 from predictor.workload.deepspeed_keys import (
@@ -150,7 +150,7 @@ def _read(values: dict[str, Any], section: str, key: str, value: Any, name: str)
             raise InputError(f"{name}: {dotted} {error}") from None
     elif key in REFUSED[section]:
         if is_on(key, value):
-            raise InputError(f"{name}: {dotted} is not supported: {REFUSED[section][key]}")
+            raise NotPredicted(f"{name}: {dotted} is not supported: {REFUSED[section][key]}")
     elif key not in WITHOUT_EFFECT[section]:
         raise InputError(f"{name}: DeepSpeed has no key {quoted(dotted)}{nearest(key, known(section))}")
 
