@@ -44,7 +44,8 @@ ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution",
 
 ALSO_CALLED = {"config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from"}
 """Words for options, besides those for the keys of a workload."""
-NO_EFFECT = {"lr", "learning_rate", "epochs", "num_train_epochs", "warmup_ratio", "warmup_steps", "seed", "output_dir"}
+NO_EFFECT = {"lr", "learning_rate", "epochs", "num_train_epochs", "warmup_ratio", "warmup_steps", "seed", "output_dir",
+             "save_steps", "logging_steps", "report_to", "run_name"}
 """Options of trainers that do not change memory."""
 CONFIGURATIONS = (r"\.yaml", r"\.yml", r"\.json")
 """Patterns of the suffixes of files that say how to train, but not with which program."""

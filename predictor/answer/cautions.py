@@ -20,5 +20,7 @@ def cautions(job: Job, verdict: str | None, reserved_bytes: int) -> tuple[Cautio
         return ()
     assert job.workload.capacity is not None  # there is no verdict without
     free = job.workload.capacity - reserved_bytes - job.margin.runtime_high
-    seen = [Caution(text, more, free) for text, more in other_loops(job, free) if more > free]
+    notes = job.workload.source.notes if job.workload.source else ()
+    known = [(note.about(job.workload), note.more_bytes(job.workload)) for note in notes if note.more_bytes]
+    seen = [Caution(text, more, free) for text, more in (*other_loops(job, free), *known) if more > free]
     return tuple(sorted(seen, key=lambda caution: -caution.more_bytes)[:MOST])

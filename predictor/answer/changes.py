@@ -149,10 +149,10 @@ def _optimizer(w: Workload) -> Families:
 def _engine(w: Workload) -> Families:
     if w.engine == "ddp" and w.data_parallel_size == w.world_size > 1:
         yield (_to_zero(w, 2, "", "reductions in each micro-step"),)
-    # adapters alone have small optimizer states
-    if w.engine == "torch" and w.world_size == 1 and w.lora is None and w.optim.startswith("adamw_torch"):
+    if w.engine == "torch" and w.world_size == 1 and w.optim.startswith("adamw_torch"):
         yield tuple(_to_zero(w, stage, f", {what} → host", f"AdamW on the CPU, {traffic} over PCIe", offload=offload)
-                    for stage, offload, what, traffic in OFFLOADED)
+                    for stage, offload, what, traffic in OFFLOADED
+                    if w.lora is None or offload == "all")  # adapters alone have small optimizer states
     if w.engine == "deepspeed":
         yield from _stages(w)
         yield from _deepspeed(w)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from predictor.answer.prediction import Prediction
 from predictor.events.events import Factor
 from predictor.workload.engines import ENGINES, name_of
-from predictor.workload.value_sources import DEFAULT
+from predictor.workload.value_sources import DEFAULT, Source
 
 LARGE = 0.1
 """Share of the peak from which on a factor counts as large."""
@@ -31,13 +31,22 @@ def _gpus(prediction: Prediction) -> Iterator[str]:
     if "data_parallel_size" not in prediction.filled_in:
         return
     if source is not None and source.on_every_gpu:
-        yield (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say "
-               "how many: give --data-parallel-size.")
+        yield one_gpu(source, "--data-parallel-size")
         return
     engine = name_of(workload["engine"], workload.get("zero_stage"))
     if workload["engine"] != "torch" and ENGINES[engine].several:
         silent = f"{source.file} does not say how many" if source else "nothing says how many"
         yield f"Assumed 1 GPU: {workload['engine']} is made for several, and {silent}: give --data-parallel-size."
+
+
+def one_gpu(source: Source, option: str) -> str:
+    """The sentence about one GPU that is assumed for a launcher; empty if what was read starts none.
+
+    Args:
+        option: which says how many GPUs there are.
+    """
+    return (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say how "
+            f"many: give {option}.") if source.on_every_gpu else ""
 
 
 def _optimizer(prediction: Prediction) -> Iterator[str]:

@@ -73,8 +73,8 @@ def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: boo
                     progress: Progress | None) -> Prediction:
     details = inference_details.inference(job)
     details = searched(job, details, progress) if maximum_load else details
-    no_room = details.paged is not None and not details.paged.sequences
-    return replace(prediction, inference=details, verdict="does_not_fit" if no_room else prediction.verdict)
+    prediction = replace(prediction, inference=details)
+    return replace(prediction, verdict="does_not_fit") if prediction.has_no_room_for_pages else prediction
 
 
 def _search(workload: Workload, job: Job, samples: Samples | None, progress: Progress | None) -> Search:

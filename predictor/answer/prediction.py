@@ -466,6 +466,11 @@ class Prediction:
     def peak_device_bytes_high(self) -> int | None:
         return None if self.device is None else self.device.high
 
+    @property
+    def has_no_room_for_pages(self) -> bool:
+        """Whether the share of the GPU that paged serving may use has no room for the cache of one sequence."""
+        return self.inference is not None and self.inference.paged is not None and not self.inference.paged.sequences
+
     def to_json(self) -> dict[str, Any]:
         """The result JSON: every key is always present, and names of numbers end with their unit."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}

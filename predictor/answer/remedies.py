@@ -109,23 +109,28 @@ def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = F
 
     Arguments are those of :func:`remedies`.
 
-    The worst batch of a dataset has no remedies yet, because a change can make another batch the worst.
+    The worst batch of a dataset has no remedies yet, because a change can make another batch the worst. Nor has paged
+    serving that has no room for one sequence: its verdict names the setting that cures it. Of unequal GPUs, the
+    remedies are for the one where the job fits worst, and leave the GPUs as they are.
 
     Raises:
         InputError: as :func:`remedies`.
     """
     wanted = every or (workload.capacity is not None and prediction.verdict != FITS)
-    if prediction.samples is not None or not wanted:
+    if prediction.samples is not None or prediction.has_no_room_for_pages or not wanted:
         return prediction
-    return replace(prediction, remedies=remedies(workload, every=every, trace=trace, progress=progress))
+    workload = workload.replace(gpu=prediction.gpus[0].gpu) if prediction.gpus else workload
+    found = remedies(workload, every=every, trace=trace, progress=progress)
+    return replace(prediction, remedies=tuple(
+        remedy for remedy in found if not (prediction.gpus and "gpu" in remedy.keys)))
 
 
 def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
              progress: Progress | None = None) -> tuple[Remedy, ...]:
     """Judges changes of a workload on its GPU. Those that keep training the same come first.
 
-    Of the changes of one family, such as smaller batches, the first that fits is returned, or else the last. If no
-    single change that keeps training the same fits, several are made together. Of a job that fits, only what lowers its
+    Of the changes of one family, such as smaller batches, the first that fits is returned, or else the last. If few
+    single changes that keep training the same fit, others are made together. Of a job that fits, only what lowers its
     reserved memory is returned.
 
     Args:
@@ -146,8 +151,9 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             trials.append(trial)
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
-        if not any(trial.fits and trial.keeps_training for trial in trials):
-            trials += _together(start, trials, progress, quick=not every and any(trial.fits for trial in trials))
+        if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
+            trials += _together(start, [trial for trial in trials if not trial.fits], progress,
+                                quick=not every and any(trial.fits for trial in trials))
     ordered = sorted(trials, key=lambda trial: (
         any(change.is_hardware for change in trial.made), not trial.keeps_training))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))

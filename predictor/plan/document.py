@@ -56,7 +56,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "no_arguments": _no_arguments(plan),
         "counts": {"settings": plan.settings, "configurations": plan.configurations} | asdict(plan.counts),
         "seconds": round(plan.seconds, 3),
-        "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled),
+        "assumed": plan.assumed, "assumptions": list(plan.assumptions), "not_modelled": list(plan.not_modelled),
         "source": plan.source and plan.source.to_json()}
 
 

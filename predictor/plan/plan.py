@@ -71,6 +71,7 @@ class Plan:
         own: these files, changed to the proposed configuration, or the reason why there are none; None if nothing was
             read, or if nothing fits.
         seconds: duration of the search.
+        assumed: a sentence about the number of GPUs, if a launcher decides it and nobody gave it.
     """
 
     goal: str
@@ -96,6 +97,7 @@ class Plan:
     source: Source | None
     own: OwnFiles | str | None
     seconds: float
+    assumed: str = ""
 
     @property
     def proposed(self) -> Configuration | None:

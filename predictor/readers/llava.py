@@ -118,15 +118,14 @@ def _trained(reading: Reading, name: str) -> None:
 
 def _differences(reading: Reading) -> None:
     """Adds notes about the differences between LLaVA's own model and transformers', which is traced."""
-    reading.note(f"LLaVA's repository pins {PINS}: predicted are the versions of the workload. The loss of that "
-                 "transformers copies its fp32 logits once more", _logits)
+    reading.note(f"LLaVA's repository pins {PINS}: predicted are the versions of the workload")
+    reading.note("the loss of LLaVA's own transformers, 4.37, copies its fp32 logits once more", more_bytes=_logits)
     reading.note("LLaVA's own code puts image features among the tokens sample by sample, its vocabulary has 32,000 "
                  "words where llava-hf's has 32,064, and its vision tower has eager attention")
 
 
-def _logits(workload: Keys) -> str:
-    size = workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
-    return f", {size:,} bytes here"
+def _logits(workload: Keys) -> int:
+    return workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
 
 
 def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:

@@ -154,9 +154,10 @@ class Reading:
         self.rows[key] = value(key, item, READ, self.input.name, *read, because=because) if read else \
             value(key, item, DEFAULT, self.form.framework, *names, because=because)
 
-    def note(self, text: str, of: Callable[[Keys], str | None] | None = None) -> None:
-        """Adds a note about something that is not modelled; ``of`` as in :class:`Note`."""
-        self.notes.append(Note(text, of))
+    def note(self, text: str, of: Callable[[Keys], str | None] | None = None,
+             more_bytes: Callable[[Keys], int] | None = None) -> None:
+        """Adds a note about something that is not modelled; arguments as in :class:`Note`."""
+        self.notes.append(Note(text, of, more_bytes))
 
     def wrong(self, name: str, problem: str) -> InputError:
         """An error about a key; its message starts with the file and the key."""

@@ -60,6 +60,8 @@ def head(console: Console, plan: Plan) -> None:
     """Prints the proposed configuration, or what comes closest and what would help."""
     where = f"{plan.gpus} × {plan.gpu}" if plan.gpus > 1 else plan.gpu
     best, closest = plan.proposed, plan.closest
+    if plan.assumed:
+        _print(console, plan.assumed)
     if best:
         console.print(f"Proposed for {where}: {best.setting.name}, {_shape(best.candidate)}.", style="bold green")
         peak = best.prediction.peak_reserved_bytes

@@ -31,6 +31,9 @@ def sentences(prediction: Prediction) -> list[str]:
                 lines.append(f"{share:.3%} of random batches {words}: {often[0].lower()}{often[1:]} has one.")
         if len(lines) == 1:
             lines.append("Every batch fits.")
+        else:
+            lines.append("Changes are judged of batches of one length only: leave out --samples, and give "
+                         f"--sequence-length {chances.tokens}.")
     return lines
 
 

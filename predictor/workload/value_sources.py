@@ -62,15 +62,18 @@ class Note:
         text: the sentence that the user sees.
         of: maps a workload to text that follows ``text``, or to None if the note does not apply to it. Without ``of``
             the note applies to every workload.
+        more_bytes: maps a workload to the bytes that it takes at most; None if they are not known.
     """
 
     text: str
     of: Callable[[Keys], str | None] | None = None
+    more_bytes: Callable[[Keys], int] | None = None
 
     def about(self, workload: Keys) -> str:
         """The note's text for a workload; empty if the note does not apply."""
         more = self.of(workload) if self.of else ""
-        return "" if more is None else self.text + more
+        size = f", {self.more_bytes(workload):,} bytes here" if self.more_bytes else ""
+        return "" if more is None else self.text + more + size
 
 
 @dataclass(frozen=True)

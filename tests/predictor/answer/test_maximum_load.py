@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from predictor.answer import largest_size, maximum_load
 from predictor.answer.predict import predict
+from predictor.answer.remedies import with_remedies
 from predictor.jobs import dispatch, inference_job
 from predictor.jobs.survival import Peaks, Shortage
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.inference import sentences
+from predictor.report.verdict import verdict
 from predictor.workload.conversation import MOST_TURNS
 from tests.predictor.generating import MISTRAL, TALK, asked
 from tests.predictor.small_models import TEXT
@@ -50,6 +52,16 @@ def test_the_bytes_that_explain_why_generate_holds_other_sequences_than_blocks_a
     assert most.cache_bytes > 0 and most.other_bytes > 0
     said, = (line for line in sentences(found) if line.startswith("Why the two differ: generate"))
     assert f"with {most.sequences:,} it reserves " in said and "paged serving copies nothing" in said
+
+
+def test_paged_serving_without_room_is_cured_by_the_share_that_its_verdict_names(model):
+    workload = asked(model["llama"], sequence_length=300, max_new_tokens=40, gpu_memory_utilization=0.01,
+                     capacity_bytes=4 << 30)
+    found = with_remedies(predict(workload), workload)
+    assert (found.verdict, found.remedies) == ("does_not_fit", None)
+    share = found.inference.paged.least_gpu_memory_utilization
+    assert f"raise it to {share:g}." in verdict(found)
+    assert predict(workload.replace(gpu_memory_utilization=share)).verdict == "fits"
 
 
 def test_one_answer_alone_needs_no_explanation(model):

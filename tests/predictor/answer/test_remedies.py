@@ -294,6 +294,25 @@ def test_changes_that_keep_training_are_made_together_though_a_single_other_chan
     assert single.differs and together.changes[0].startswith("micro batch 16 → 1")
 
 
+def test_what_fits_alone_is_not_combined_with_more():
+    judged = [remedy for remedy in remedies(Workload(**JOBS[0])) if remedy.fits and not remedy.differs]
+    assert {remedy.keys.get("per_device_train_batch_size", 16) for remedy in judged if len(remedy.changes) > 1} == {16}
+
+
+def test_of_unequal_gpus_the_remedies_are_those_of_the_one_where_the_job_fits_worst():
+    workload = Workload(**LLAVA | {"zero_stage": 2, "data_parallel_size": 8, "gpu": "a100-80gb"})
+    found = with_remedies(predict(workload, also_gpus=["l40s"]), workload).remedies
+    assert found and not any("gpu" in remedy.keys for remedy in found)
+    alone = remedies(workload.replace(gpu="l40s"))
+    assert [remedy.keys for remedy in found] == [remedy.keys for remedy in alone if "gpu" not in remedy.keys]
+
+
+def test_adapters_on_one_gpu_may_leave_the_models_weights_on_the_host():
+    families = changes.of(Workload(**LLAVA, recipe="lora", gpu="rtx-4090"))
+    texts = [change.text for family in families for change in family if change.is_other_engine]
+    assert [text.partition(", mixed")[0] for text in texts] == ["engine torch → ZeRO-3, optimizer and parameters → host"]
+
+
 @pytest.mark.parametrize(("conf", "listed"), [(None, True), ("expandable_segments:True", False)])
 def test_of_a_job_that_fits_only_what_lowers_its_reserved_memory_is_listed(conf, listed):
     workload = Workload(**JOBS[2] | {"gpu": "h200"}, allocator_conf=conf)

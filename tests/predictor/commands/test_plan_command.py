@@ -91,6 +91,13 @@ def test_the_written_script_is_predicted_as_the_plan_says_and_is_the_plan(tmp_pa
     assert "job/finetune.sh is the plan already, nothing to change" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("words, assumed", [([], True), (["--gpus", "1"], False)], ids=["nothing", "gpus"])
+def test_a_launcher_whose_number_of_gpus_nobody_gave_is_said_first(words, assumed, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT / "tests/predictor/configurations/llava")
+    main(["plan", "--from", "scripts/v1_5/finetune.sh", "--gpu", "a100-80gb", "--no-trace", "--top", "1", *words])
+    assert capsys.readouterr().out.startswith("Assumed 1 GPU: deepspeed uses every GPU of the machine") is assumed
+
+
 def test_the_json_has_units_and_what_is_not_modelled(capsys):
     assert main([*ASKED, "--gpu", "h100-80gb", "--json", "--zero-stage", "2", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from predictor import readers
+from predictor import predict, readers
 from predictor.common.errors import InputError
 from predictor.model import hub
 from predictor.readers.training_arguments import ADAPTED
@@ -71,6 +71,16 @@ def test_an_example_of_each_framework_is_read_as_it_is(path, framework, expected
     assert {key: values.get(key) for key in expected} == expected
     assert {row.key for row in source.values} >= values.keys()
     Workload.from_mapping({"model": "llava-1.5-7b"} | values)
+
+
+def test_a_difference_of_known_size_that_may_turn_the_verdict_is_a_caution():
+    values, source = read(LLAVA / "finetune.sh")
+    keys = {"model": "llava-1.5-7b", "data_parallel_size": 8, "allocator_conf": "expandable_segments:True"}
+    found = predict(Workload.from_mapping(values | keys | {"gpu": "a100-40gb"}).read_from(source))
+    logits_bytes = 16 * 2048 * 32_000 * 4
+    assert found.verdict == "fits"
+    assert [(row.more_bytes, row.text) for row in found.cautions] == [(logits_bytes, (
+        f"the loss of LLaVA's own transformers, 4.37, copies its fp32 logits once more, {logits_bytes:,} bytes here"))]
 
 
 def test_each_value_says_where_it_came_from():
