@@ -17,16 +17,17 @@ from predictor.common.value_types import NotYetSupported, thaw
 from predictor.workload.keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-EVIDENCE = sorted((ROOT / "profiles" / "pages").glob("*.md"))
-"""Tables that ``scripts/`` make; they become pages of the site without a copy."""
+ELSEWHERE = {f"evidence/{path.name}": path for path in sorted((ROOT / "profiles" / "pages").glob("*.md"))} | {
+    "reference/security.md": ROOT / "docs" / "SECURITY.md", "changes.md": ROOT / "CHANGELOG.md"}
+"""Pages of the site whose text stands elsewhere, such as the tables that ``scripts/`` make."""
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the tables of evidence to the pages."""
+    """Adds the pages whose text stands elsewhere."""
     from mkdocs.structure.files import File
 
-    for path in EVIDENCE:
-        files.append(File.generated(config, f"evidence/{path.name}", abs_src_path=str(path)))
+    for page, path in ELSEWHERE.items():
+        files.append(File.generated(config, page, abs_src_path=str(path)))
     return files
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
 FILES = [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
-BLOCK = re.compile(r"^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<content>.*?)\n?^```$|^(?P<heading>#+) (?P<text>.+)$",
+BLOCK = re.compile(r"^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<content>.*?)\n?^```$|^(?P<heading>#+) (?P<text>[^\n]+)$",
                    re.MULTILINE | re.DOTALL)
 RECORDED = 'title="recorded'
 """How the title of an output begins that is not compared, as its command takes too long."""

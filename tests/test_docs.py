@@ -19,7 +19,7 @@ SPEC.loader.exec_module(generated)
 
 EXAMPLES = [example for file in FILES for example in documents.examples(file)]
 SHOWN = [example for example in EXAMPLES if example.output is not None]
-MADE = {PAGES / "evidence" / path.name: path for path in generated.EVIDENCE}
+MADE = {PAGES / page: path for page, path in generated.ELSEWHERE.items()}
 """Pages that stand elsewhere, by the place that the site gives them."""
 
 
