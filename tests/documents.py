@@ -58,6 +58,12 @@ def examples(file: Path) -> list[Example]:
     return found
 
 
+def python(file: Path) -> list[str]:
+    """The Python of a page that stands there in full."""
+    return [block["content"] for block in BLOCK.finditer(file.read_text())
+            if block["language"] == "python" and "--8<--" not in block["content"]]
+
+
 def lines(content: str) -> list[str]:
     """The lines of a shell block, joined where they end with a backslash, without comments."""
     joined = content.replace("\\\n", " ").splitlines()

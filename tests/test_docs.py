@@ -34,7 +34,7 @@ def repository(tmp_path, monkeypatch):
 def missing(shown: str, printed: str) -> list[str]:
     """The parts between lines ``…`` that do not stand in the output, as they are and one after the other."""
     lost, after = [], "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
-    for part in re.split(r"^…\n", shown + "\n", flags=re.MULTILINE):
+    for part in filter(None, re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)):
         _before, found, rest = after.partition(part)
         lost += [] if found else [part]
         after = rest if found else after
@@ -42,9 +42,9 @@ def missing(shown: str, printed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("example", SHOWN, ids=str)
-def test_a_command_prints_what_the_page_shows(example: Example, repository, formula_cache, capsys):
+def test_a_command_prints_what_the_page_shows(example: Example, repository, formula_cache, capfd):
     code = cli.main(example.words)
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert (code in (0, 1), missing(example.output, printed.out)) == (True, []), printed.err
 
 
@@ -58,7 +58,8 @@ def test_a_command_without_output_has_arguments_that_exist(example: Example):
 def test_scripts_and_checks_exist(file: Path):
     text = " ".join(file.read_text().split())
     assert [path for path in re.findall(r"python (scripts/\w+\.py)", text) if not (ROOT / path).exists()] == []
-    assert set(re.findall(r"scripts/check\.py ([a-z]\w+)", text)) <= set(CHECKS)
+    checks = {*CHECKS, *re.findall(r'^    "(\w+)": Check\(', (ROOT / "scripts/check.py").read_text(), re.MULTILINE)}
+    assert set(re.findall(r"scripts/check\.py ([a-z]\w+)", text)) <= checks
 
 
 @pytest.mark.parametrize("file", FILES, ids=documents.name)
@@ -78,6 +79,13 @@ def made_anchors(target: Path) -> set[str]:
     text = target.read_text()
     return set().union(*(documents.anchors(part()) for name, part in generated.PARTS.items()
                          if generated.mark(name) in text))
+
+
+@pytest.mark.parametrize("page, code", [(documents.name(file), code) for file in FILES
+                                        for code in documents.python(file)])
+def test_python_of_a_page_runs(page, code, repository, capsys):
+    exec(compile(code, page, "exec"), {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", re.findall(r"[\w./-]+\.md", (ROOT / "docs/mkdocs.yml").read_text()))
@@ -113,9 +121,11 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
 
 
-def test_examples_of_help_texts_parse():
-    for name in cli.COMMANDS:
-        module, parser = cli.load_command(name)
-        for line in documents.lines(module.EXAMPLES):
-            for words in documents.peakcast(re.sub(r" {3,}\(.*\)$", "", line.strip())):
-                cli.parsed(parser, words[1:])
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_examples_of_a_help_text_parse(name: str):
+    module, parser = cli.load_command(name)
+    examples = re.findall(r"^ *peakcast .+$", module.EXAMPLES.replace("\\\n", " "), re.MULTILINE)
+    for line in examples:
+        for words in documents.peakcast(re.sub(r" {3,}\(.*\)$", "", line)):
+            cli.parsed(parser, words[1:])
+    assert examples
