@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def _command(name: str) -> str:
     if len(own) < len(actions):
         parts.append("It also takes the [keys of a workload](workload.md) as options.")
     rows = [(_spelled(action), (action.help or "") % _named(action)) for action in own]
-    parts += [table(("argument", "meaning"), rows), f"```console\n{module.EXAMPLES.strip()}\n```"]
+    examples, _, rest = module.EXAMPLES.partition("examples:\n")[2].partition("\n\n")
+    parts += [table(("argument", "meaning"), rows), f"```bash\n{textwrap.dedent(examples)}\n```", rest.strip()]
     return "\n\n".join(parts)
 
 

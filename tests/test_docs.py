@@ -124,8 +124,8 @@ def test_the_site_builds_without_warnings(tmp_path):
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_examples_of_a_help_text_parse(name: str):
     module, parser = cli.load_command(name)
-    examples = re.findall(r"^ *peakcast .+$", module.EXAMPLES.replace("\\\n", " "), re.MULTILINE)
+    examples = re.findall(r"^ *(peakcast .+?)(?: {3,}.*)?$", re.sub(r"\\\n +", "", module.EXAMPLES), re.MULTILINE)
     for line in examples:
-        for words in documents.peakcast(re.sub(r" {3,}\(.*\)$", "", line)):
+        for words in documents.peakcast(line):
             cli.parsed(parser, words[1:])
     assert examples
