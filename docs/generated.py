@@ -81,11 +81,19 @@ def workload_keys() -> str:
     for group, title in GROUPS.items():
         fields = [field for field in KEYS.values() if field.metadata["group"] == group
                   and not isinstance(field.metadata["kind"], NotYetSupported)]
-        rows = [(f"`{field.name}`", f"`{field.metadata['kind'].metavar or 'true or false'}`",
-                 _default(field.metadata["default"]), field.metadata["help"]) for field in fields]
+        rows = [(f"`{field.name}`", _takes(field.metadata["kind"].metavar), _default(field.metadata["default"]),
+                 field.metadata["help"]) for field in fields]
         parts.append(f"## {title[0].upper()}{title[1:]}\n\n"
                      + table(("key", "takes", "default", "meaning"), rows))
     return "\n\n".join(parts)
+
+
+def _takes(metavar: str | None) -> str:
+    """What a key takes: the choices that its metavar lists in braces, or the metavar."""
+    if metavar is None:
+        return "`true`, `false`"
+    choices = metavar[1:-1].split(",") if metavar.startswith("{") else [metavar]
+    return ", ".join(f"`{choice}`" for choice in choices)
 
 
 def _default(value: Any) -> str:
