@@ -116,15 +116,8 @@ def _run(argv: list[str]) -> int:
 
         print(f"peakcast {VERSION}")
         return 0
-    if name not in COMMANDS:
-        raise InputError(f"unknown command {quoted(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
-    module = importlib.import_module(COMMANDS[name])
-    parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    module.add_arguments(parser)
-    arguments, unknown = parser.parse_known_args(_hyphens(rest))
-    if unknown:
-        raise InputError(f"unknown argument {quoted(unknown[0])}{_hint(unknown[0], parser)}")
+    module, parser = load_command(name)
+    arguments = parsed(parser, rest)
     if sys.stdout is None:  # the shell closed it with >&-
         if getattr(arguments, "output", None) is None:
             raise InputError("standard output is closed: give -o FILE, or leave it open")
@@ -137,6 +130,33 @@ def _run(argv: list[str]) -> int:
     except InputError as error:
         source = getattr(arguments, "source", None)
         raise type(error)(source.told(str(error)) if source else error) from None
+
+
+def load_command(name: str) -> tuple[ModuleType, Parser]:
+    """The module of a command, and its parser.
+
+    Raises:
+        InputError: there is no such command.
+    """
+    if name not in COMMANDS:
+        raise InputError(f"unknown command {quoted(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
+    module = importlib.import_module(COMMANDS[name])
+    parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    module.add_arguments(parser)
+    return module, parser
+
+
+def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; its options may be written with underscores.
+
+    Raises:
+        InputError: a word is no argument of that command.
+    """
+    arguments, unknown = parser.parse_known_args(_hyphens(words))
+    if unknown:
+        raise InputError(f"unknown argument {quoted(unknown[0])}{_hint(unknown[0], parser)}")
+    return arguments
 
 
 def _run_instead(argv: list[str]) -> str:

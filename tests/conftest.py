@@ -15,7 +15,9 @@ from calibrate.measure import warm_workers
 HERE = Path(__file__).parent
 QUICK = (
     "test_contributing.py",
+    "test_docs.py",
     "test_layers.py",
+    "test_readme.py",
     "predictor/allocator/",
     "predictor/events/test_regimes.py",
     "predictor/workload/test_compared.py",
@@ -52,6 +54,7 @@ QUICK = (
 )
 """Files, and directories with a slash, whose tests are quick: they need neither torch nor the emulated GPU."""
 NEED_TORCH = (
+    "test_a_command_prints_what_the_page_shows",
     "test_filters_are_deepspeeds_own",
     "test_the_table_is_what_the_installed_packages_say",
     "test_layers_that_trl_does_not_name_are_pefts",

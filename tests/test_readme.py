@@ -1,56 +1,35 @@
-"""What the README prints is what its commands print today."""
+"""The README is short, and its first commands and its picture are today's."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
-
-import pytest
 
 from predictor.cli import main
+from predictor.workload import support_matrix
+from tests.documents import ROOT
 
-ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
-FIRST = re.findall(r"\.venv/bin/peakcast (predict .+)", TEXT)[0]
-LARGER = (FIRST.replace("size 16", "size 32").replace("length 1024", "length 2048")
-          .replace("a100-40gb", "h100-80gb"))
-REPORT = re.findall(r"^peakcast (report .+) -o report$", TEXT, re.MULTILINE)[0]
-OUTPUTS = re.findall(r"^```text\n(.+?)\n```$", TEXT, re.MULTILINE | re.DOTALL)
-"""Every block of text: the answers in order, and among them the drawing of how it works."""
+MOST_LINES, MOST_WORDS = 120, 1_200
 
 
-def printed(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines that ``peakcast`` prints, without spaces at their ends."""
-    main(shlex.split(command))
-    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+def test_it_is_short():
+    assert len(TEXT.splitlines()) <= MOST_LINES and len(TEXT.split()) <= MOST_WORDS
 
 
-def missing(shown: str, lines: list[str]) -> list[str]:
-    """The parts between ``…`` that do not stand in the output, as they are and one after the other."""
-    text, lost = "\n".join(lines), []
-    for part in shown.split("\n…\n"):
-        _before, found, after = text.partition(part)
-        lost += [] if found else [part]
-        text = after if found else text
-    return lost
+def test_the_picture_is_what_its_command_draws(tmp_path, capsys):
+    command, file = re.findall(r"<!-- peakcast (explain .+) --picture (\S+) -->", TEXT)[0]
+    main([*shlex.split(command), "--picture", str(tmp_path / "run.svg")])
+    assert (ROOT / file).read_text() == (tmp_path / "run.svg").read_text()
 
 
-@pytest.mark.parametrize("block, command", [(0, FIRST), (1, LARGER), (3, REPORT)], ids=["first", "larger", "report"])
-def test_an_output_is_what_its_command_prints(block, command, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert missing(OUTPUTS[block], printed(command, capsys)) == []
+def test_rows_of_the_matrix_are_those_of_the_support_matrix():
+    engines = support_matrix.page().partition("## Precisions")[0].splitlines()
+    rows = [line for line in TEXT.splitlines() if line.startswith(("| feature", "| no feature")) or " yes |" in line]
+    assert len(rows) > 5 and [row for row in rows if row not in engines] == []
 
 
-def test_each_output_is_compared_but_the_drawing():
-    assert len(OUTPUTS) == 4 and OUTPUTS[2].startswith(" config.json ─►")
-
-
-def test_the_first_output_is_whole(capsys):
-    assert OUTPUTS[0].splitlines() == printed(FIRST, capsys)
-
-
-def test_the_largest_batch_and_the_longest_sequence_are_those_of_the_first_command(capsys):
-    quoted, = re.findall(r'"(The\s+largest batch that fits is .+? tokens\.)"', TEXT, re.DOTALL)
-    answer = " ".join(printed(f"{FIRST} --maximum-load", capsys))
-    assert " ".join(quoted.split()) in " ".join(answer.split())
+def test_the_row_of_the_emulated_gpu_is_what_the_report_says():
+    report = " ".join((ROOT / "docs/pages/how-to/reports.md").read_text().split())
+    worst, cases = re.findall(r"allocated <0.0001 % on average, ([\d.]+) % at worst; reserved nothing; .+? in (\d+) of", report)[0]
+    assert f"| {cases} |  | {cases} of {cases}, -{float(worst):.3f}% | {cases} of {cases}, +0.000% |" in TEXT

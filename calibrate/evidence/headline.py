@@ -1,4 +1,4 @@
-"""What the README and the first page of a report say of other people's GPUs."""
+"""What the page of evidence and the first page of a report say of other people's GPUs; the README has the verdicts."""
 
 from __future__ import annotations
 

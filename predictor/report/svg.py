@@ -22,6 +22,8 @@ COLOURS = {
     Factor.KV_CACHE: "#44aa99",
 }
 RESERVED = "#333333"
+HALO = 'paint-order="stroke" stroke="#ffffff" stroke-width="4"'
+"""Keeps text legible where it lies on a line."""
 
 
 def draw(prediction: Prediction) -> str:
@@ -127,7 +129,7 @@ def _peak(drawn: list[Column], scale: float, prediction: Prediction) -> list[str
     side, anchor = (9, "start") if place < len(drawn) / 2 else (-9, "end")
     return [f'<circle cx="{x}" cy="{y}" r="4" fill="none" stroke="#000000" stroke-width="1.5"/>',
             f'<text x="{x + side}" y="{max(y - 6, TOP - 20)}" text-anchor="{anchor}" '
-            f'font-weight="bold">{size_text(drawn[place].bytes)}</text>',
+            f'font-weight="bold" {HALO}>{size_text(drawn[place].bytes)}</text>',
             f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{markup(verdict.peak_text(prediction.peak))}</text>']
 
 

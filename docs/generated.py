@@ -1,0 +1,131 @@
+"""What the pages of the documentation take from the code, so that it cannot become stale. mkdocs calls the ``on_…``."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from predictor import cli
+from predictor.answer.prediction import Prediction
+from predictor.commands.options import GROUPS
+from predictor.common import gpus
+from predictor.common.value_types import NotYetSupported, thaw
+from predictor.workload.keys import KEYS
+
+ROOT = Path(__file__).resolve().parents[1]
+ELSEWHERE = {f"evidence/{path.name}": path for path in sorted((ROOT / "profiles" / "pages").glob("*.md"))} | {
+    "reference/security.md": ROOT / "docs" / "SECURITY.md", "changes.md": ROOT / "CHANGELOG.md"}
+"""Pages of the site whose text stands elsewhere, such as the tables that ``scripts/`` make."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages whose text stands elsewhere."""
+    from mkdocs.structure.files import File
+
+    for page, path in ELSEWHERE.items():
+        files.append(File.generated(config, page, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Puts each part in the place of its mark."""
+    for name, part in PARTS.items():
+        if mark(name) in markdown:
+            markdown = markdown.replace(mark(name), part())
+    return markdown
+
+
+def mark(name: str) -> str:
+    """The line of a page that a generated part replaces."""
+    return f"<!-- generated: {name} -->"
+
+
+def commands() -> str:
+    """Every command with its help, its examples and its options."""
+    return "\n\n".join(_command(name) for name in cli.COMMANDS)
+
+
+def _command(name: str) -> str:
+    module, parser = cli.load_command(name)
+    of_workloads = {f"--{key.replace('_', '-')}" for key in KEYS}
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    own = [action for action in actions if not of_workloads.intersection(action.option_strings)]
+    parts = [f"## peakcast {name}", (module.__doc__ or "").strip()]
+    if len(own) < len(actions):
+        parts.append("It also takes the [keys of a workload](workload.md) as options.")
+    rows = [(_spelled(action), (action.help or "") % _named(action)) for action in own]
+    examples, _, rest = module.EXAMPLES.partition("examples:\n")[2].partition("\n\n")
+    parts += [table(("argument", "meaning"), rows), f"```bash\n{textwrap.dedent(examples)}\n```", rest.strip()]
+    return "\n\n".join(parts)
+
+
+def _named(action: argparse.Action) -> dict[str, Any]:
+    return {"default": action.default, "prog": "peakcast"}
+
+
+def _spelled(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
+    metavar = "" if action.nargs == 0 else f" {action.metavar or ''}".rstrip()
+    return " ".join(f"`{option}{metavar}`" for option in action.option_strings)
+
+
+def workload_keys() -> str:
+    """The keys of a workload by group, with what they take, their default and their meaning."""
+    parts = []
+    for group, title in GROUPS.items():
+        fields = [field for field in KEYS.values() if field.metadata["group"] == group
+                  and not isinstance(field.metadata["kind"], NotYetSupported)]
+        rows = [(f"`{field.name}`", _takes(field.metadata["kind"].metavar), _default(field.metadata["default"]),
+                 field.metadata["help"]) for field in fields]
+        parts.append(f"## {title[0].upper()}{title[1:]}\n\n"
+                     + table(("key", "takes", "default", "meaning"), rows))
+    return "\n\n".join(parts)
+
+
+def _takes(metavar: str | None) -> str:
+    """What a key takes: the choices that its metavar lists in braces, or the metavar."""
+    if metavar is None:
+        return "`true`, `false`"
+    choices = metavar[1:-1].split(",") if metavar.startswith("{") else [metavar]
+    return ", ".join(f"`{choice}`" for choice in choices)
+
+
+def _default(value: Any) -> str:
+    if value is None or value == ():
+        return ""
+    if hasattr(value, "items"):
+        value = " ".join(f"{key}={str(item).lower()}" for key, item in thaw(value).items())
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else ""
+
+
+def result_keys() -> str:
+    """The attributes of a prediction, as its docstring describes them."""
+    described = inspect.cleandoc(Prediction.__doc__ or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w[\w, ]*): (.+(?:\n     +.+)*)", described, re.MULTILINE)
+    rows = [(", ".join(f"`{name}`" for name in names.split(", ")), " ".join(text.replace("``", "`").split()))
+            for names, text in entries]
+    return table(("attribute", "meaning"), rows)
+
+
+def gpu_names() -> str:
+    """The GPUs that go by name, with their memory."""
+    rows = [(f"`{gpu.name}`", f"{gpu.capacity_bytes / (1 << 30):.2f} GiB") for gpu in gpus.GPUS.values()]
+    return table(("name", "memory"), rows)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    head = list(head)
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [head, ["---"] * len(head), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names}
+"""Every part by the name in its mark."""

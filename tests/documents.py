@@ -1,0 +1,94 @@
+"""The pages of the documentation as the tests read them: blocks of code, commands with their outputs, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "pages"
+FILES = [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
+BLOCK = re.compile(r"^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<content>.*?)\n?^```$|^(?P<heading>#+) (?P<text>[^\n]+)$",
+                   re.MULTILINE | re.DOTALL)
+RECORDED = 'title="recorded'
+"""How the title of an output begins that is not compared, as its command takes too long."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command of a page. ``output`` is what the page shows of its output; None if it shows none, or a recorded one."""
+
+    page: str
+    words: tuple[str, ...]
+    output: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.page}: {shlex.join(self.words)}"[:100]
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def examples(file: Path) -> list[Example]:
+    """The commands of a page in order. A block ``text`` shows the output of the last command of the block before it.
+
+    Raises:
+        ValueError: no command stands before an output in the same section.
+    """
+    found: list[Example] = []
+    is_last_shown = True
+    for block in BLOCK.finditer(file.read_text()):
+        language, content = block["language"], block["content"]
+        if block["heading"]:
+            is_last_shown = True
+        elif language == "bash":
+            commands = [Example(name(file), words) for line in lines(content) for words in peakcast(line)]
+            found += commands
+            is_last_shown = not commands
+        elif language == "text":
+            if is_last_shown:
+                raise ValueError(f"{name(file)}: no command stands before the output {content[:60]!r}")
+            if RECORDED not in block["title"]:
+                found[-1] = Example(found[-1].page, found[-1].words, content)
+            is_last_shown = True
+    return found
+
+
+def python(file: Path) -> list[str]:
+    """The Python of a page that stands there in full."""
+    return [block["content"] for block in BLOCK.finditer(file.read_text())
+            if block["language"] == "python" and "--8<--" not in block["content"]]
+
+
+def lines(content: str) -> list[str]:
+    """The lines of a shell block, joined where they end with a backslash, without comments."""
+    joined = content.replace("\\\n", " ").splitlines()
+    return [line for line in joined if line.strip() and not line.startswith("#")]
+
+
+def peakcast(line: str) -> Iterator[tuple[str, ...]]:
+    """The arguments of each ``peakcast`` in a line; ``…`` stands for arguments that do not matter there."""
+    for part in line.split(" && "):
+        words = shlex.split(part, comments=True)
+        if words and Path(words[0]).name == "peakcast":
+            yield tuple(word for word in words[1:] if word != "…")
+
+
+def links(file: Path) -> list[str]:
+    """The targets of the links and pictures of a page, outside its code."""
+    return re.findall(r"\]\(([^)\s]+)\)", without_code(file.read_text()))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as mkdocs and GitHub make them, and those that it writes out."""
+    headings = [block["text"] for block in BLOCK.finditer(text) if block["heading"]]
+    return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings} \
+        | set(re.findall(r'<a id="([^"]+)"', text))

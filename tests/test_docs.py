@@ -1,0 +1,131 @@
+"""README and documentation: commands print what the pages show, options exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from calibrate.checks.registry import CHECKS
+from predictor import cli
+from tests import documents
+from tests.documents import FILES, PAGES, ROOT, Example
+
+SPEC = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+generated = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(generated)
+
+EXAMPLES = [example for file in FILES for example in documents.examples(file)]
+SHOWN = [example for example in EXAMPLES if example.output is not None]
+MADE = {PAGES / page: path for page, path in generated.ELSEWHERE.items()}
+"""Pages that stand elsewhere, by the place that the site gives them."""
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """The working directory: files of the repository are there, and what commands write is not written into it."""
+    for entry in ("docs", "profiles", "scripts", "tests", "README.md"):
+        (tmp_path / entry).symlink_to(ROOT / entry)
+    monkeypatch.chdir(tmp_path)
+
+
+def missing(shown: str, printed: str) -> list[str]:
+    """The parts between lines ``…`` that do not stand in the output, as they are and one after the other."""
+    lost, after = [], "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+    for part in filter(None, re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)):
+        _before, found, rest = after.partition(part)
+        lost += [] if found else [part]
+        after = rest if found else after
+    return lost
+
+
+@pytest.mark.parametrize("example", SHOWN, ids=str)
+def test_a_command_prints_what_the_page_shows(example: Example, repository, formula_cache, capfd):
+    code = cli.main(example.words)
+    printed = capfd.readouterr()
+    assert (code in (0, 1), missing(example.output, printed.out)) == (True, []), printed.err
+
+
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if example.output is None and example.words], ids=str)
+def test_a_command_without_output_has_arguments_that_exist(example: Example):
+    if not example.words[0].startswith("-"):
+        cli.parsed(cli.load_command(example.words[0])[1], example.words[1:])
+
+
+@pytest.mark.parametrize("file", FILES, ids=documents.name)
+def test_scripts_and_checks_exist(file: Path):
+    text = " ".join(file.read_text().split())
+    assert [path for path in re.findall(r"python (scripts/\w+\.py)", text) if not (ROOT / path).exists()] == []
+    checks = {*CHECKS, *re.findall(r'^    "(\w+)": Check\(', (ROOT / "scripts/check.py").read_text(), re.MULTILINE)}
+    assert set(re.findall(r"scripts/check\.py ([a-z]\w+)", text)) <= checks
+
+
+@pytest.mark.parametrize("file", FILES, ids=documents.name)
+def test_every_link_leads_to_a_page_and_a_heading(file: Path):
+    for link in documents.links(file):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = file if not path else (file.parent / path).resolve()
+        target = MADE.get(target, target)
+        assert target.exists(), link
+        assert not anchor or anchor in documents.anchors(target.read_text()) | made_anchors(target), link
+
+
+def made_anchors(target: Path) -> set[str]:
+    """The anchors of the parts of a page that the site puts there."""
+    text = target.read_text()
+    return set().union(*(documents.anchors(part()) for name, part in generated.PARTS.items()
+                         if generated.mark(name) in text))
+
+
+@pytest.mark.parametrize("page, code", [(documents.name(file), code) for file in FILES
+                                        for code in documents.python(file)])
+def test_python_of_a_page_runs(page, code, repository, capsys):
+    exec(compile(code, page, "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", re.findall(r"[\w./-]+\.md", (ROOT / "docs/mkdocs.yml").read_text()))
+def test_every_page_of_the_navigation_exists(path: str):
+    assert MADE.get(PAGES / path, PAGES / path).exists()
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(re.findall(r"[\w./-]+\.md", (ROOT / "docs/mkdocs.yml").read_text()))
+    pages = {file.relative_to(PAGES).as_posix() for file in [*PAGES.rglob("*.md"), *MADE]}
+    assert pages == named
+
+
+@pytest.mark.parametrize("name", generated.PARTS)
+def test_every_generated_part_stands_in_one_page(name: str):
+    assert sum(generated.mark(name) in file.read_text() for file in FILES) == 1
+
+
+def test_the_reference_has_every_command_and_every_key():
+    commands, keys = generated.commands(), generated.workload_keys()
+    assert all(f"## peakcast {name}\n" in commands for name in cli.COMMANDS)
+    assert all(f"| `{name}` |" in keys for name in generated.KEYS if name != "torch_compile")
+    assert "| `verdict` | `fits`, `uncertain` or `does_not_fit`" in generated.result_keys()
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    build = pytest.importorskip("mkdocs.commands.build")
+    config = pytest.importorskip("mkdocs.config").load_config(
+        str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True)
+    build.build(config)
+    pages = [path.read_text() for path in tmp_path.rglob("*.html")]
+    assert len(pages) > 30
+    assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_examples_of_a_help_text_parse(name: str):
+    module, parser = cli.load_command(name)
+    examples = re.findall(r"^ *(peakcast .+?)(?: {3,}.*)?$", re.sub(r"\\\n +", "", module.EXAMPLES), re.MULTILINE)
+    for line in examples:
+        for words in documents.peakcast(line):
+            cli.parsed(parser, words[1:])
+    assert examples
