@@ -52,13 +52,13 @@ def commands() -> str:
 
 def _command(name: str) -> str:
     module, parser = cli.load_command(name)
-    of_workloads = {f"--{key.replace('_', '-')}" for key in KEYS}
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
-    own = [action for action in actions if not of_workloads.intersection(action.option_strings)]
     parts = [f"## peakcast {name}", (module.__doc__ or "").strip()]
-    if len(own) < len(actions):
+    of_workloads = {f"--{key.replace('_', '-')}" for key in KEYS} - {"--model"}
+    if of_workloads <= set(parser._option_string_actions):
+        actions = [action for action in actions if not of_workloads.intersection(action.option_strings)]
         parts.append("It also takes the [keys of a workload](workload.md) as options.")
-    rows = [(_spelled(action), (action.help or "") % _named(action)) for action in own]
+    rows = [(_spelled(action), (action.help or "") % _named(action)) for action in actions]
     examples, _, rest = module.EXAMPLES.partition("examples:\n")[2].partition("\n\n")
     parts += [table(("argument", "meaning"), rows), f"```bash\n{textwrap.dedent(examples)}\n```", rest.strip()]
     return "\n\n".join(parts)
@@ -69,10 +69,11 @@ def _named(action: argparse.Action) -> dict[str, Any]:
 
 
 def _spelled(action: argparse.Action) -> str:
+    choices = f"{{{','.join(map(str, action.choices))}}}" if action.choices else ""
+    value = action.metavar or choices or action.dest.upper()
     if not action.option_strings:
-        return f"`{action.metavar or action.dest}`"
-    metavar = "" if action.nargs == 0 else f" {action.metavar or ''}".rstrip()
-    return " ".join(f"`{option}{metavar}`" for option in action.option_strings)
+        return f"`{value}`"
+    return " ".join(f"`{option}`" if action.nargs == 0 else f"`{option} {value}`" for option in action.option_strings)
 
 
 def workload_keys() -> str:

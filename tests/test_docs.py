@@ -108,6 +108,7 @@ def test_the_reference_has_every_command_and_every_key():
     commands, keys = generated.commands(), generated.workload_keys()
     assert all(f"## peakcast {name}\n" in commands for name in cli.COMMANDS)
     assert all(f"| `{name}` |" in keys for name in generated.KEYS if name != "torch_compile")
+    assert "| `--gpu GPU` |" in commands.partition("## peakcast dryrun")[2].partition("\n## ")[0]
     assert "| `verdict` | `fits`, `uncertain` or `does_not_fit`" in generated.result_keys()
 
 
