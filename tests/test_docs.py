@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from calibrate.checks.registry import CHECKS
 from predictor import cli
@@ -113,10 +115,7 @@ def test_the_reference_has_every_command_and_every_key():
 
 
 def test_the_site_builds_without_warnings(tmp_path):
-    build = pytest.importorskip("mkdocs.commands.build")
-    config = pytest.importorskip("mkdocs.config").load_config(
-        str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True)
-    build.build(config)
+    build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True))
     pages = [path.read_text() for path in tmp_path.rglob("*.html")]
     assert len(pages) > 30
     assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
