@@ -24,7 +24,7 @@ from predictor.events.sizes import Monomial, Polynomial, Shape, SizeTable, Works
 from predictor.events.workspaces import FUNCTIONS
 from predictor.formula.repeats import Repeats, are_consistent, unrolled
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
 """Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
 the last to loops that keep the model's output."""
@@ -98,7 +98,7 @@ def to_bytes(formula: Formula) -> bytes:
         header["units"] = formula.repeats.units
         loops = {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
     arrays = loops | {
-        "events": events.kind.astype(np.int32) * (events.buffer + 1),
+        "ages": _ages(events),
         "moment": events.moment,
         "coefficients": events.sizes.coefficients,
         "ready": formula.micro.ready,
@@ -110,6 +110,16 @@ def to_bytes(formula: Formula) -> bytes:
     stream = io.BytesIO()
     np.savez_compressed(stream, **arrays)
     return stream.getvalue()
+
+
+def _ages(events: EventList) -> np.ndarray:
+    """The events as a file has them: 0 for an allocation; for a free, the number of its buffer among the newest, from 1.
+
+    Buffers are numbered in the order of their allocation. Ages compress far better than numbers of buffers, because
+    they are the same in each of many equal layers.
+    """
+    allocates = events.kind > 0
+    return np.where(allocates, 0, np.cumsum(allocates) - events.buffer).astype(np.int32)
 
 
 def load(path: Path) -> Formula:
@@ -131,12 +141,12 @@ def load(path: Path) -> Formula:
 
 
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
-    signed = arrays["events"]
-    buffers = Buffers.from_names(arrays)
+    ages, buffers = arrays["ages"], Buffers.from_names(arrays)
+    newest = np.cumsum(ages == 0, dtype=np.int32) - 1
     sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
-        kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
-        step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
+        kind=np.where(ages == 0, 1, -1).astype(np.int8), buffer=newest - np.maximum(ages - 1, 0), moment=arrays["moment"],
+        step=np.ones(len(ages), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})

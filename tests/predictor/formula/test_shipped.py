@@ -18,7 +18,7 @@ from tests.predictor.small import traced_at
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 from build_formulas import named_keys, planned_keys, record_keys  # noqa: E402
 
-LIMIT_BYTES = 7_500_000
+LIMIT_BYTES = 4_500_000
 SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
 """Shapes that no fit has seen."""
 
