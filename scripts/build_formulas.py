@@ -6,8 +6,9 @@
     python scripts/build_formulas.py --all      # all of them
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/; their names are hashes of their keys.
-They are the formulas of the models in MODELS, those that a plan of the first model tries, and those of the kept
-measurements in profiles/, so that reports predict these without torch. Other files there are deleted.
+They are the formulas of the models in MODELS, those that a plan of the first model tries, those of usual jobs of the
+models in USUAL, and those of the kept measurements in profiles/, so that reports predict these without torch. Other
+files there are deleted.
 """
 
 from __future__ import annotations
@@ -16,24 +17,30 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.progress import track
 
 from calibrate.regression import files
+from predictor import readers
 from predictor.common.errors import InputError
-from predictor.events.regimes import Amount, Regime, Rows
+from predictor.events.regimes import Amount, NotOneRegime, Regime, Rows, regimes_from_widest
 from predictor.formula import store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
+from predictor.jobs import dispatch
 from predictor.model import models
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
 from predictor.plan.space import space
 from predictor.workload.keys import PINNED
+from predictor.workload.workload import Workload
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 TARGET, RECORDS = PROFILES / "formulas", [PROFILES / "h100-80gb", PROFILES / "a100-80gb"]
@@ -45,6 +52,42 @@ PLANNED_ON = ("h100-80gb", "a100-80gb")
 """GPUs of plans; together they cover all attention kernels."""
 REGIMES = tuple(Regime(samples, images, Rows.WHOLE) for samples, images in (
     (Amount.MANY, Amount.MANY), (Amount.ONE, Amount.ONE), (Amount.ONE, Amount.MANY)))
+
+
+USUAL = (
+    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen/Qwen3-VL-4B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B", "google/gemma-3-4b-it",
+    "google/gemma-3-12b-it", "OpenGVLab/InternVL3-8B-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf")
+"""Models that people ask about most, each in the usual jobs."""
+USUAL_ON = ("rtx-4090", "h100-80gb")
+"""GPUs of the usual jobs; all from Ampere on have the attention kernels of one of them."""
+USUAL_SIZES = ("768x1024", "1024")
+"""Sizes of their pictures, for models that take any size, before LLaMA-Factory's limit."""
+USUAL_LENGTHS = (2048, 512)
+"""Sequence lengths: beyond Gemma's sliding window, and within."""
+BY_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"recipe": "lora", "lora": {"r": 16}}, {"recipe": "lora", "lora": {"r": 8}}, {"recipe": "full"})
+BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 --lora_target all "
+                   "--image_max_pixels 262144 --bf16 --model_name_or_path").split()
+"""Flags of LLaMA-Factory's examples (0.9.5, examples/train_lora/qwen2_5vl_lora_sft.yaml)."""
+
+
+class Wanted(NamedTuple):
+    """A formula to ship: that of the first of these keys, from the widest regime on, which is one regime."""
+
+    config: ModelConfig
+    keys: tuple[store.Key, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """The names that its file may have."""
+        return [key.filename() for key in self.keys]
+
+
+def wanted() -> list[Wanted]:
+    """All formulas to ship, each once."""
+    exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys(), *record_keys()])
+    return list({one.names[0]: one for one in [*exact, *usual()]}.values())
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:
@@ -77,9 +120,38 @@ def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
             yield request.config, formula_key(request)
 
 
-def build(name: str, config: ModelConfig, key: store.Key) -> None:
+def usual() -> Iterator[Wanted]:
+    """The formulas of the usual jobs, with one sample in a micro-batch and with several."""
+    for model in USUAL:
+        config = models.find(model)
+        sizes = (None,) if config.image_size or not config.kind.has_media else USUAL_SIZES
+        for job, size, gpu, length, batch in product(
+                _usual_jobs(model), sizes, USUAL_ON, USUAL_LENGTHS if config.windows else USUAL_LENGTHS[:1], (1, 2)):
+            keys = job(size) | {"gpu": gpu, "sequence_length": length, "per_device_train_batch_size": batch}
+            request = dispatch.resolve(Workload.from_mapping(keys))
+            key = formula_key(request)
+            regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if regime.is_wide]
+            yield Wanted(config, tuple(replace(key, regime=regime) for regime in regimes))
+
+
+def _usual_jobs(model: str) -> list[Callable[[str | None], dict[str, Any]]]:
+    """Functions from the size of pictures to the keys of a workload."""
+    def by_options(keys: Mapping[str, Any], size: str | None) -> dict[str, Any]:
+        return {"model": model, **keys, **({"image_size": size} if size else {})}
+
+    def by_llamafactory(size: str | None) -> dict[str, Any]:
+        return readers.read(words=[*BY_LLAMAFACTORY, model], options={"image_size": size} if size else {})[0]
+
+    return [by_llamafactory, *(partial(by_options, keys) for keys in BY_OPTIONS)]
+
+
+def build(one: Wanted) -> None:
     """Traces one formula and writes its file."""
-    store.save(trace_formula(config, key), TARGET / name)
+    for key in one.keys:
+        with contextlib.suppress(NotOneRegime):
+            store.save(trace_formula(one.config, key), TARGET / key.filename())
+            return
+    raise InputError(f"model {one.config.name}: no regime of {one.keys[0].document()} can be shipped")
 
 
 def main() -> None:
@@ -88,18 +160,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
                         help="formulas at a time; default: one per core")
     arguments = parser.parse_args()
-    required = {key.filename(): (config, key) for config, key in [*named_keys(), *planned_keys(), *record_keys()]}
+    required = wanted()
+    known = {name for one in required for name in one.names}
     for path in TARGET.glob("*.npz"):
-        if path.name not in required:
+        if arguments.all or path.name not in known:
             path.unlink()
-    missing = [name for name in required if arguments.all or not (TARGET / name).is_file()]
+    missing = [one for one in required if not any((TARGET / name).is_file() for name in one.names)]
     os.chdir("/")  # spawned workers first look for modules in the current directory
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as workers:
-        done = workers.map(build, missing, *zip(*(required[name] for name in missing)))
-        for _ in track(done, description="Tracing formulas", total=len(missing)):
+        for _ in track(workers.map(build, missing), description="Tracing formulas", total=len(missing)):
             pass
-    total = sum(path.stat().st_size for path in TARGET.glob("*.npz"))
-    print(f"{len(required)} formulas, {total / 1e6:.2f} MB, in {TARGET}")
+    files_made = list(TARGET.glob("*.npz"))
+    print(f"{len(files_made)} formulas, {sum(path.stat().st_size for path in files_made) / 1e6:.2f} MB, in {TARGET}")
 
 
 if __name__ == "__main__":

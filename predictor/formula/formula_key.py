@@ -13,6 +13,7 @@ from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
+from predictor.model.equal_pictures import of_one_kind
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
 from predictor.workload import compared
@@ -52,10 +53,17 @@ def formula_key(request: Request) -> store.Key:
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.unit_names(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
+        quantization=quantization.quantized(workload), image_sizes=_image_sizes(workload, config),
         video_frames=workload.video_frames, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
         keeps_outputs=workload.keep_outputs != "none")
+
+
+def _image_sizes(workload: Workload, config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Sizes of pictures that stand for those of the workload; none if the model always takes the same size."""
+    if config.image_size:
+        return ()
+    return workload.image_sizes if workload.video_frames else of_one_kind(config, workload.image_sizes)
 
 
 def _check_before_ampere(workload: Workload, gpu: Gpu) -> None:
