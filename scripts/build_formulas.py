@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -66,10 +66,14 @@ USUAL_SIZES = ("768x1024", "1024")
 USUAL_LENGTHS = (2048, 512)
 """Sequence lengths: beyond Gemma's sliding window, and within."""
 BY_OPTIONS: tuple[dict[str, Any], ...] = (
-    {"recipe": "lora", "lora": {"r": 16}}, {"recipe": "lora", "lora": {"r": 8}}, {"recipe": "full"})
+    {"recipe": "lora", "lora": {"r": 16}}, {"recipe": "full"}, {"recipe": "lora"})
 BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 --lora_target all "
                    "--image_max_pixels 262144 --bf16 --model_name_or_path").split()
 """Flags of LLaMA-Factory's examples (0.9.5, examples/train_lora/qwen2_5vl_lora_sft.yaml)."""
+
+
+OF_ONE_MODEL = 4
+"""Formulas that a process traces in a row: often of one model, which is then prepared once."""
 
 
 class Wanted(NamedTuple):
@@ -122,27 +126,25 @@ def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
 
 def usual() -> Iterator[Wanted]:
     """The formulas of the usual jobs, with one sample in a micro-batch and with several."""
-    for model in USUAL:
+    for job, model in product((_by_llamafactory, *(partial(_by_options, keys) for keys in BY_OPTIONS)), USUAL):
         config = models.find(model)
-        sizes = (None,) if config.image_size or not config.kind.has_media else USUAL_SIZES
-        for job, size, gpu, length, batch in product(
-                _usual_jobs(model), sizes, USUAL_ON, USUAL_LENGTHS if config.windows else USUAL_LENGTHS[:1], (1, 2)):
-            keys = job(size) | {"gpu": gpu, "sequence_length": length, "per_device_train_batch_size": batch}
+        sizes = USUAL_SIZES if config.kind.has_media and config.image_size is None else (None,)
+        lengths = USUAL_LENGTHS if config.windows else USUAL_LENGTHS[:1]
+        for size, gpu, length, batch in product(sizes, USUAL_ON, lengths, (1, 2)):
+            keys = job(model, {"image_size": size} if size else {})
+            keys |= {"gpu": gpu, "sequence_length": length, "per_device_train_batch_size": batch}
             request = dispatch.resolve(Workload.from_mapping(keys))
             key = formula_key(request)
             regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if regime.is_wide]
             yield Wanted(config, tuple(replace(key, regime=regime) for regime in regimes))
 
 
-def _usual_jobs(model: str) -> list[Callable[[str | None], dict[str, Any]]]:
-    """Functions from the size of pictures to the keys of a workload."""
-    def by_options(keys: Mapping[str, Any], size: str | None) -> dict[str, Any]:
-        return {"model": model, **keys, **({"image_size": size} if size else {})}
+def _by_options(job: Mapping[str, Any], model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": model, **job, **pictures}
 
-    def by_llamafactory(size: str | None) -> dict[str, Any]:
-        return readers.read(words=[*BY_LLAMAFACTORY, model], options={"image_size": size} if size else {})[0]
 
-    return [by_llamafactory, *(partial(by_options, keys) for keys in BY_OPTIONS)]
+def _by_llamafactory(model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    return readers.read(words=[*BY_LLAMAFACTORY, model], options=pictures)[0]
 
 
 def build(one: Wanted) -> None:
@@ -168,7 +170,8 @@ def main() -> None:
     missing = [one for one in required if not any((TARGET / name).is_file() for name in one.names)]
     os.chdir("/")  # spawned workers first look for modules in the current directory
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as workers:
-        for _ in track(workers.map(build, missing), description="Tracing formulas", total=len(missing)):
+        done = workers.map(build, missing, chunksize=OF_ONE_MODEL)
+        for _ in track(done, description="Tracing formulas", total=len(missing)):
             pass
     files_made = list(TARGET.glob("*.npz"))
     print(f"{len(files_made)} formulas, {sum(path.stat().st_size for path in files_made) / 1e6:.2f} MB, in {TARGET}")

@@ -5,7 +5,6 @@ Files are small ``.npz`` archives without pickles: arrays and one JSON header. R
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.common.arrays import load as read_arrays
+from predictor.common import arrays as files
 from predictor.common.errors import InputError
 from predictor.events.events import Buffers, EventList, Rows
 from predictor.events.micro_step import Mark, MicroStep
@@ -96,7 +95,7 @@ def to_bytes(formula: Formula) -> bytes:
     loops = {}
     if formula.repeats is not None:
         header["units"] = formula.repeats.units
-        loops = {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
+        loops = {"blocks": formula.repeats.blocks, "frees": _relative(formula.repeats.frees)}
     arrays = loops | {
         "ages": _ages(events),
         "moment": events.moment,
@@ -107,9 +106,7 @@ def to_bytes(formula: Formula) -> bytes:
     }
     arrays |= buffers.by_name()
     arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return stream.getvalue()
+    return files.to_bytes(arrays)
 
 
 def _ages(events: EventList) -> np.ndarray:
@@ -122,6 +119,27 @@ def _ages(events: EventList) -> np.ndarray:
     return np.where(allocates, 0, np.cumsum(allocates) - events.buffer).astype(np.int32)
 
 
+def _relative(frees: np.ndarray) -> np.ndarray:
+    """:attr:`Repeats.frees` as a file has them, column by column, which compresses well as :func:`_ages` does.
+
+    Positions of frees are relative to the free before, and those of allocations to their free; 0 stands for -1.
+    """
+    columns = frees.T.copy()
+    columns[0] = np.diff(frees[:, 0], prepend=0)
+    columns[1] = frees[:, 0] - frees[:, 1]
+    columns[5] = np.where(frees[:, 5] < 0, 0, frees[:, 0] - frees[:, 5])
+    return columns
+
+
+def _absolute(columns: np.ndarray) -> np.ndarray:
+    """The opposite of :func:`_relative`."""
+    frees = columns.T.copy()
+    frees[:, 0] = np.cumsum(columns[0])
+    frees[:, 1] = frees[:, 0] - columns[1]
+    frees[:, 5] = np.where(columns[5] == 0, -1, frees[:, 0] - columns[5])
+    return frees
+
+
 def load(path: Path) -> Formula:
     """Reads and checks a formula file.
 
@@ -129,7 +147,7 @@ def load(path: Path) -> Formula:
         InputError: the file is missing, truncated, of another schema version, or inconsistent.
     """
     try:
-        arrays, header = read_arrays(path)
+        arrays, header = files.load(path)
         if header["schema_version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
                              f"{SCHEMA_VERSION}: delete the file, it is made again")
@@ -150,7 +168,7 @@ def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
-    repeats = Repeats(header["units"], arrays["blocks"], arrays["frees"]) if "units" in header else None
+    repeats = Repeats(header["units"], arrays["blocks"], _absolute(arrays["frees"])) if "units" in header else None
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
                    facts, header["provenance"], repeats)
 

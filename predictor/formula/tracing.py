@@ -77,6 +77,8 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         if not by_plan:
             traced.keep()
         raise
+    if not by_plan:
+        replace(traced, recordings={}).keep()
     return formula
 
 
@@ -84,10 +86,11 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 class _Traced:
     """A prepared model, with the recordings of all of its layers so far.
 
-    The last one is kept if its shapes were no regime, because a narrower regime of the same model is traced next.
+    The last one is kept, because another regime of the same model, or another kernel of attention, is often next. Its
+    recordings are kept if its shapes were no regime, for a narrower one.
 
     Attributes:
-        key: the key of the formula; its regime is left out of comparisons.
+        key: the key of the formula; its regime and kernel do not matter to the model.
     """
 
     config: ModelConfig
@@ -103,9 +106,12 @@ class _Traced:
         """The model of a key: the one that is kept, or else a new one."""
         kept = cls._kept.pop() if cls._kept else None
         own = isinstance(config, code_models.CodeModel)  # a function of the user builds another model for other shapes
-        if kept and not own and kept.config == config and replace(kept.key, regime=key.regime) == key:
+        if not kept or own or kept.config != config:
+            return _prepared(config, key)
+        if replace(kept.key, regime=key.regime) == key:
             return kept
-        return _prepared(config, key)
+        same_model = replace(kept.key, regime=key.regime, sdpa_backend=key.sdpa_backend) == key
+        return replace(kept, key=key, recordings={}) if same_model else _prepared(config, key)
 
     def keep(self) -> None:
         """Keeps it for the next formula."""
@@ -118,10 +124,12 @@ class _Traced:
 
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
-    from predictor.model import autotp, parser
+    from predictor.model import autotp, lora, parser
     from predictor.trace import autocast
     from predictor.trace.inputs import inputs_of
 
+    if key.lora or key.quantization:
+        lora.import_for_meta()
     own = isinstance(config, code_models.CodeModel)
     at_shape = code_models.at_shape(config, regimes.traced_shapes(key.regime)[0])
     model = parser.build(at_shape, attn_implementation=key.attn_implementation, recipe=key.recipe,
