@@ -7,8 +7,8 @@
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/; their names are hashes of their keys.
 They are the formulas of the models in MODELS, those that a plan of the first model tries, those of usual jobs of the
-models in USUAL, and those of the kept measurements in profiles/, so that reports predict these without torch. Other
-files there are deleted.
+models in USUAL and of a plan of its first, and those of the kept measurements in profiles/, so that reports predict
+these without torch. Other files there are deleted.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ USUAL_LENGTHS = (2048, 512)
 """Sequence lengths: beyond Gemma's sliding window, and within."""
 BY_OPTIONS: tuple[dict[str, Any], ...] = (
     {"recipe": "lora", "lora": {"r": 16}}, {"recipe": "full"}, {"recipe": "lora"})
-BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 --lora_target all "
-                   "--image_max_pixels 262144 --bf16 --model_name_or_path").split()
-"""Flags of LLaMA-Factory's examples (0.9.5, examples/train_lora/qwen2_5vl_lora_sft.yaml)."""
+BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 "
+                   "--lora_target all --image_max_pixels 262144 --bf16 --model_name_or_path")
+"""A command with the flags of LLaMA-Factory's examples (0.9.5, examples/train_lora/qwen2_5vl_lora_sft.yaml)."""
 
 
+USUALLY_PLANNED = {"model": USUAL[0], **BY_OPTIONS[0], "image_size": USUAL_SIZES[0],
+                   "sequence_length": USUAL_LENGTHS[0], "gpu": USUAL_ON[0]}
+"""A plan on one GPU whose settings are all shipped."""
 OF_ONE_MODEL = 4
 """Formulas that a process traces in a row: often of one model, which is then prepared once."""
 
@@ -81,6 +84,15 @@ class Wanted(NamedTuple):
 
     config: ModelConfig
     keys: tuple[store.Key, ...]
+
+    @classmethod
+    def by(cls, workload: Workload) -> Wanted:
+        """The formula of a workload, if it holds for several shapes."""
+        request = dispatch.resolve(workload)
+        assert request.config is not None  # only learned formulas have none
+        key = formula_key(request)
+        regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if regime.is_wide]
+        return cls(request.config, tuple(replace(key, regime=regime) for regime in regimes))
 
     @property
     def names(self) -> list[str]:
@@ -125,7 +137,7 @@ def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
 
 
 def usual() -> Iterator[Wanted]:
-    """The formulas of the usual jobs, with one sample in a micro-batch and with several."""
+    """The formulas of the usual jobs, and of a plan, with one sample in a micro-batch and with several."""
     for job, model in product((_by_llamafactory, *(partial(_by_options, keys) for keys in BY_OPTIONS)), USUAL):
         config = models.find(model)
         sizes = USUAL_SIZES if config.kind.has_media and config.image_size is None else (None,)
@@ -133,10 +145,11 @@ def usual() -> Iterator[Wanted]:
         for size, gpu, length, batch in product(sizes, USUAL_ON, lengths, (1, 2)):
             keys = job(model, {"image_size": size} if size else {})
             keys |= {"gpu": gpu, "sequence_length": length, "per_device_train_batch_size": batch}
-            request = dispatch.resolve(Workload.from_mapping(keys))
-            key = formula_key(request)
-            regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if regime.is_wide]
-            yield Wanted(config, tuple(replace(key, regime=regime) for regime in regimes))
+            yield Wanted.by(Workload.from_mapping(keys))
+    for setting, batch in product(space(USUALLY_PLANNED, gpus=1).settings, (1, 2)):
+        with contextlib.suppress(InputError):  # tried by the plan, but not predicted
+            if not setting.cuts:
+                yield Wanted.by(setting.workload(batch, 1, USUALLY_PLANNED["sequence_length"]))
 
 
 def _by_options(job: Mapping[str, Any], model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +157,7 @@ def _by_options(job: Mapping[str, Any], model: str, pictures: Mapping[str, Any])
 
 
 def _by_llamafactory(model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
-    return readers.read(words=[*BY_LLAMAFACTORY, model], options=pictures)[0]
+    return readers.read(words=[*BY_LLAMAFACTORY.split(), model], options=pictures)[0]
 
 
 def build(one: Wanted) -> None:

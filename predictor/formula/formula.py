@@ -110,7 +110,7 @@ def to_bytes(formula: Formula) -> bytes:
 
 
 def _ages(events: EventList) -> np.ndarray:
-    """The events as a file has them: 0 for an allocation; for a free, the number of its buffer among the newest, from 1.
+    """The events as a file has them: 0 for an allocation; for a free, its buffer's number among the newest, from 1.
 
     Buffers are numbered in the order of their allocation. Ages compress far better than numbers of buffers, because
     they are the same in each of many equal layers.
@@ -160,10 +160,10 @@ def load(path: Path) -> Formula:
 
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
     ages, buffers = arrays["ages"], Buffers.from_names(arrays)
-    newest = np.cumsum(ages == 0, dtype=np.int32) - 1
+    row = np.cumsum(ages == 0, dtype=np.int32) - 1 - np.maximum(ages - 1, 0)
     sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
-        kind=np.where(ages == 0, 1, -1).astype(np.int8), buffer=newest - np.maximum(ages - 1, 0), moment=arrays["moment"],
+        kind=np.where(ages == 0, 1, -1).astype(np.int8), buffer=row, moment=arrays["moment"],
         step=np.ones(len(ages), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])

@@ -127,13 +127,15 @@ INSTEAD = "instead"
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
+Rules = tuple[Mapping[str, Collection[Any]], ...]
+"""Combinations of keys' values."""
 ON_THE_HOST = ("optimizer", "all")
-SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
+SENSELESS: Rules = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
 """Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
 verified with tensor parallelism."""
-ADAPTED = ({"engine": ("deepspeed",)}, {"optim": IN_8_BITS})
+ADAPTED: Rules = ({"engine": ("deepspeed",)}, {"optim": IN_8_BITS})
 """Values that are not tried with adapters in place of the model: on one GPU they save nothing then."""
-OWN_ADAPTERS = ({"engine": ("deepspeed",), "offload": (None, "optimizer"), DATA: (None, 1), TENSOR: (None, 1)},)
+OWN_ADAPTERS: Rules = ({"engine": ("deepspeed",), "offload": (None, "optimizer"), DATA: (None, 1), TENSOR: (None, 1)},)
 """Combinations that are not tried with the user's own adapters: one GPU partitions nothing, and the optimizer states of
 adapters are small. The host can still hold the parameters."""
 
