@@ -9,7 +9,7 @@ from typing import Any
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.events.regimes import Regime, regime_of
+from predictor.events.regimes import Amount, Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
@@ -109,7 +109,13 @@ def check_pictures(workload: Workload, config: ModelConfig) -> None:
 
 def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[Regime]:
     """The regime of each shape. Shapes of one regime share a formula."""
-    return [_regime(request.at(shape)) for shape in shapes]
+    packed, known, found = request.workload.padding == "packed", dict[tuple, Regime](), []
+    for shape in shapes:
+        alike = Amount.of(shape.batch), Amount.of(shape.images), shape.sequence, shape.batch * packed
+        if alike not in known:
+            known[alike] = _regime(request.at(shape))
+        found.append(known[alike])
+    return found
 
 
 def _checkpointing(workload: Workload) -> str:
