@@ -91,7 +91,7 @@ class Wanted(NamedTuple):
         request = dispatch.resolve(workload)
         assert request.config is not None  # only learned formulas have none
         key = formula_key(request)
-        regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if regime.is_wide]
+        regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if not regime.is_alone]
         return cls(request.config, tuple(replace(key, regime=regime) for regime in regimes))
 
     @property

@@ -57,12 +57,6 @@ class Setup:
     zero_grad: str = "after_step"
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
-    @property
-    def depends_on_capacity(self) -> bool:
-        """Whether the events depend on ``capacity_bytes``: DeepSpeed's stages 1 and 2 flatten on the GPU only where
-        there is room, and transformers allocates no more than there is before it loads quantized weights."""
-        return self.engine in ("zero1", "zero2") or self.quantization is not None
-
     def optimizer(self) -> optimizer.Steps:
         """A new optimizer, for one run."""
         optim = DTENSOR_FALLBACK if self.mixed else self.optim

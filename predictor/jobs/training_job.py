@@ -117,8 +117,12 @@ class Job:
         return self.margin_with(self.communicators)
 
     def _setup_at(self, limit_bytes: int | None) -> Setup:
-        """The setup with a limit, if that matters: events of equal setups are composed once."""
-        return replace(self.setup, capacity_bytes=limit_bytes if self.setup.depends_on_capacity else None)
+        """The setup with a limit, if that matters: events of equal setups are composed once.
+
+        Before transformers loads quantized weights it allocates no more than there is (``quantized_loading``).
+        """
+        matters = load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None
+        return replace(self.setup, capacity_bytes=limit_bytes if matters else None)
 
     @property
     def communicators(self) -> int:

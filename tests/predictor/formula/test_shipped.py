@@ -10,23 +10,23 @@ import pytest
 from predictor.common import gpus
 from predictor.events import workspaces
 from predictor.events.sizes import Shape
-from predictor.formula import formula, store
+from predictor.formula import formula, store, tracing
 from predictor.model import parser
 from predictor.model.models import find
 from tests.predictor.small import traced_at
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from build_formulas import named_keys, planned_keys, record_keys  # noqa: E402
+from build_formulas import named_keys, usual, wanted  # noqa: E402
 
-LIMIT_BYTES = 4_500_000
+LIMIT_BYTES = 9_500_000
 SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
 """Shapes that no fit has seen."""
 
 
-def test_every_recipe_of_both_models_and_what_plans_and_reports_need_is_shipped_in_little_room():
-    names = {key.filename() for _, key in [*named_keys(), *planned_keys(), *record_keys()]}
+def test_every_formula_that_is_wanted_is_shipped_once_in_little_room():
     files = {path.name: path for path in store.shipped_directory().glob("*.npz")}
-    assert names == files.keys()
+    missing = [one.names for one in wanted() if len(files.keys() & one.names) != 1]
+    assert not missing and files.keys() <= {name for one in wanted() for name in one.names}
     assert sum(path.stat().st_size for path in files.values()) < LIMIT_BYTES
 
 
@@ -46,3 +46,19 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
             for b in recording.buffers]
     assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
     assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
+
+
+USUAL = list({one.config.name: one for one in usual() if one.keys[0].regime.names()[0] == "1"}.values())
+
+
+@pytest.mark.parametrize("one", USUAL, ids=[one.config.name for one in USUAL])
+def test_a_shipped_formula_of_a_usual_job_has_the_bytes_of_a_step_that_is_traced_now(one):
+    traced = formula.load(store.shipped_directory() / one.keys[0].filename())
+    images = traced.regime.images.least
+    shape, gpu = Shape(1, traced.facts.room(images) + 1224 + images, images), gpus.find("h100-80gb")
+    recording = tracing._prepared(one.config, one.keys[0]).record(shape)
+    true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
+            for b in recording.buffers]
+    events = traced.micro.events
+    assert (events.kind * (events.buffer + 1)).tolist() == recording.events
+    assert events.sizes.at(shape, gpu)[events.buffers.size].tolist() == true
