@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -160,6 +161,15 @@ def _by_llamafactory(model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
     return readers.read(words=[*BY_LLAMAFACTORY.split(), model], options=pictures)[0]
 
 
+def sizes_of(required: Iterable[Wanted]) -> str:
+    """The text of :data:`store.SIZES`."""
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for key in (one.keys[0] for one in required if len(one.keys[0].image_sizes) == 1):
+        sizes.setdefault(replace(key, image_sizes=()).filename(), []).extend(key.image_sizes)
+    lines = (f"{json.dumps(name)}: {json.dumps(sorted(sizes[name]))}" for name in sorted(sizes))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def build(one: Wanted) -> None:
     """Traces one formula and writes its file."""
     for key in one.keys:
@@ -186,6 +196,7 @@ def main() -> None:
         done = workers.map(build, missing, chunksize=OF_ONE_MODEL)
         for _ in track(done, description="Tracing formulas", total=len(missing)):
             pass
+    (TARGET / store.SIZES).write_text(sizes_of(required))
     files_made = list(TARGET.glob("*.npz"))
     print(f"{len(files_made)} formulas, {sum(path.stat().st_size for path in files_made) / 1e6:.2f} MB, in {TARGET}")
 

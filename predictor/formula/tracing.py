@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from predictor.common.errors import InputError
 from predictor.events import regimes
+from predictor.formula import store
 from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
@@ -212,15 +213,19 @@ def _require(config: ModelConfig, key: Key) -> None:
     packages = {"torch": key.torch, "transformers": key.transformers}
     packages |= {"peft": key.lora.peft} if key.lora else {}
     packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}
-    _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
+    sizes = ", ".join(f"{height}x{width}" for height, width in store.shipped_sizes(key))
+    missing = f"no shipped formula for {config.name} with these settings" + (
+        f" and pictures of this size (shipped: {sizes}, as the model's processor resizes them)" if sizes else "")
+    _installed(missing, packages, "'peakcast[trace]'", "give --versions {package}={found}")
     if key.liger:
-        _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
+        _installed(missing, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
 
 
-def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
+def _installed(missing: str, packages: dict[str, str], source: str, otherwise: str) -> None:
     """Checks that packages are installed in these versions.
 
     Args:
+        missing: why something must be traced, for the message.
         source: the argument of ``pip install`` that installs them, for the message.
         otherwise: the alternative to installing the version, for the message.
 
@@ -233,8 +238,7 @@ def _installed(config: ModelConfig, packages: dict[str, str], source: str, other
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
-            raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
-                             f"{package}: pip install {source}") from None
+            raise InputError(f"{missing}, and tracing it needs {package}: pip install {source}") from None
         if installed.split("+")[0] != version:
             raise InputError(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
                              f"version: install it, or {otherwise.format(package=package, found=installed)}")

@@ -16,7 +16,7 @@ from predictor.model.models import find
 from tests.predictor.small import traced_at
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from build_formulas import named_keys, usual, wanted  # noqa: E402
+from build_formulas import named_keys, sizes_of, usual, wanted  # noqa: E402
 
 LIMIT_BYTES = 9_500_000
 SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
@@ -46,6 +46,10 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
             for b in recording.buffers]
     assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
     assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
+
+
+def test_the_file_of_sizes_is_that_of_the_formulas():
+    assert (store.shipped_directory() / store.SIZES).read_text() == sizes_of(wanted())
 
 
 USUAL = list({one.config.name: one for one in usual() if one.keys[0].regime.names()[0] == "1"}.values())
