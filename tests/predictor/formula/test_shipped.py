@@ -9,6 +9,7 @@ import pytest
 
 from predictor.common import gpus
 from predictor.events import workspaces
+from predictor.events.regimes import Amount
 from predictor.events.sizes import Shape
 from predictor.formula import formula, store, tracing
 from predictor.model import parser
@@ -52,17 +53,21 @@ def test_the_file_of_sizes_is_that_of_the_formulas():
     assert (store.shipped_directory() / store.SIZES).read_text() == sizes_of(wanted())
 
 
-USUAL = list({one.config.name: one for one in usual() if one.keys[0].regime.names()[0] == "1"}.values())
+USUAL = {one.config.name: one for one in reversed(list(usual()))
+         if one.keys[0].sdpa_backend == "cudnn" and one.keys[0].regime.samples is Amount.MANY}
+"""The first usual job of each model with several samples, whose formula was made with a model that others used."""
 
 
-@pytest.mark.parametrize("one", USUAL, ids=[one.config.name for one in USUAL])
-def test_a_shipped_formula_of_a_usual_job_has_the_bytes_of_a_step_that_is_traced_now(one):
-    traced = formula.load(store.shipped_directory() / one.keys[0].filename())
-    images = traced.regime.images.least
-    shape, gpu = Shape(1, traced.facts.room(images) + 1224 + images, images), gpus.find("h100-80gb")
+@pytest.mark.parametrize("one", USUAL.values(), ids=USUAL)
+def test_a_shipped_formula_of_a_usual_job_is_what_a_new_model_does(one):
+    path = next(store.shipped_directory() / name for name in one.names if (store.shipped_directory() / name).is_file())
+    shipped, gpu = formula.load(path), gpus.find("h100-80gb")
+    images = one.config.kind.has_media
+    batch = 3 if shipped.regime.is_wide else 2
+    shape = Shape(batch, shipped.facts.room(1) + 1256 - shipped.facts.room(1) % 8, batch * images)
     recording = tracing._prepared(one.config, one.keys[0]).record(shape)
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]
-    events = traced.micro.events
-    assert (events.kind * (events.buffer + 1)).tolist() == recording.events
-    assert events.sizes.at(shape, gpu)[events.buffers.size].tolist() == true
+    micro = shipped.at(shape).micro
+    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
+    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
