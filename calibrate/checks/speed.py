@@ -210,8 +210,9 @@ def _with(words: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
 def measure(jobs: list[Benchmark], args: Namespace) -> list[Row]:
     """The latest row of each benchmark, those of the jobs measured now."""
     for one in [] if args.table_only else results_file.bar(jobs, "Timing"):
+        busy = os.getloadavg()[0]
         results_file.append(FILE, {
-            "name": one.name, "seconds": round(one.seconds(), 4), "target": one.target, "series": one.series,
+            "name": one.name, "seconds": round(one.seconds(), 4), "busy": round(busy, 1), "target": one.target, "series": one.series,
             "size": one.size, "date": date.today().isoformat(), "cores": os.cpu_count(),
             **{package: metadata.version(package) for package in ("torch", "transformers")}})
     return list({row["name"]: row for row in results_file.lines(FILE)}.values())
@@ -222,10 +223,12 @@ HEAD = """# How long it takes
 Wall time of whole commands, each in a new process, on {cores} cores: made by `python scripts/check.py speed` from
 `evidence/speed.jsonl`, which has the date and software of each run (the latest is of {date}). A first prediction builds
 and traces the model with an empty cache and without shipped formulas. Beside them are other people's estimators, each
-in a new process too; what their numbers leave out is in the regression report (`peakcast report`).
+in a new process too; what their numbers leave out is in the regression report (`peakcast report`). The last column is
+the number of other processes that ran or waited for a core (the load average): times are those of an idle machine only
+where it is below 1.
 
-| what | seconds | at most |
-| --- | ---: | ---: |
+| what | seconds | at most | others |
+| --- | ---: | ---: | ---: |
 """
 GROWTH = """
 ## How it grows
@@ -243,7 +246,8 @@ logarithms): 0 does not grow, 1 grows in proportion.
 def table(rows: list[Row], args: Namespace) -> Outcome:
     """The page and its plot. Nothing is judged: times depend on the machine."""
     single = [row for row in rows if not row["series"]]
-    lines = [f"| {row['name']} | {_seconds(row['seconds'])} | {row['target'] or ''} |\n" for row in single]
+    lines = [f"| {row['name']} | {_seconds(row['seconds'])} | {row['target'] or ''} | "
+             f"{row['busy']} |\n" for row in single]
     series: dict[str, list[Row]] = {}
     for row in rows:
         if row["series"]:
