@@ -6,34 +6,42 @@
     python scripts/build_formulas.py --all      # all of them
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/; their names are hashes of their keys.
-They are the formulas of the models in MODELS, those that a plan of the first model tries, and those of the kept
-measurements in profiles/, so that reports predict these without torch. Other files there are deleted.
+They are the formulas of the models in MODELS, those that a plan of the first model tries, those of usual jobs of the
+models in USUAL and of a plan of its first, and those of the kept measurements in profiles/, so that reports predict
+these without torch. Other files there are deleted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.progress import track
 
 from calibrate.regression import files
+from predictor import readers
 from predictor.common.errors import InputError
-from predictor.events.regimes import Amount, Regime, Rows
+from predictor.events.regimes import Amount, NotOneRegime, Regime, Rows, regimes_from_widest
 from predictor.formula import store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
+from predictor.jobs import dispatch
 from predictor.model import models
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
 from predictor.plan.space import space
 from predictor.workload.keys import PINNED
+from predictor.workload.workload import Workload
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 TARGET, RECORDS = PROFILES / "formulas", [PROFILES / "h100-80gb", PROFILES / "a100-80gb"]
@@ -45,6 +53,58 @@ PLANNED_ON = ("h100-80gb", "a100-80gb")
 """GPUs of plans; together they cover all attention kernels."""
 REGIMES = tuple(Regime(samples, images, Rows.WHOLE) for samples, images in (
     (Amount.MANY, Amount.MANY), (Amount.ONE, Amount.ONE), (Amount.ONE, Amount.MANY)))
+
+
+USUAL = (
+    "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen/Qwen3-VL-4B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B", "google/gemma-3-4b-it",
+    "google/gemma-3-12b-it", "OpenGVLab/InternVL3-8B-hf", "llava-hf/llava-onevision-qwen2-7b-ov-hf")
+"""Models that people ask about most, each in the usual jobs."""
+USUAL_ON = ("rtx-4090", "h100-80gb")
+"""GPUs of the usual jobs; all from Ampere on have the attention kernels of one of them."""
+USUAL_SIZES = ("768x1024", "1024")
+"""Sizes of their pictures, for models that take any size, before LLaMA-Factory's limit."""
+USUAL_LENGTHS = (2048, 512)
+"""Sequence lengths: beyond Gemma's sliding window, and within."""
+BY_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"recipe": "lora", "lora": {"r": 16}}, {"recipe": "full"}, {"recipe": "lora"})
+BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 "
+                   "--lora_target all --image_max_pixels 262144 --bf16 --model_name_or_path")
+"""A command with the flags of LLaMA-Factory's examples (0.9.5, examples/train_lora/qwen2_5vl_lora_sft.yaml)."""
+
+
+USUALLY_PLANNED = {"model": USUAL[0], **BY_OPTIONS[0], "image_size": USUAL_SIZES[0],
+                   "sequence_length": USUAL_LENGTHS[0], "gpu": USUAL_ON[0]}
+"""A plan on one GPU whose settings are all shipped."""
+OF_ONE_MODEL = 4
+"""Formulas that a process traces in a row: often of one model, which is then prepared once."""
+
+
+class Wanted(NamedTuple):
+    """A formula to ship: that of the first of these keys, from the widest regime on, which is one regime."""
+
+    config: ModelConfig
+    keys: tuple[store.Key, ...]
+
+    @classmethod
+    def by(cls, workload: Workload) -> Wanted:
+        """The formula of a workload, if it holds for several shapes."""
+        request = dispatch.resolve(workload)
+        assert request.config is not None  # only learned formulas have none
+        key = formula_key(request)
+        regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if not regime.is_alone]
+        return cls(request.config, tuple(replace(key, regime=regime) for regime in regimes))
+
+    @property
+    def names(self) -> list[str]:
+        """The names that its file may have."""
+        return [key.filename() for key in self.keys]
+
+
+def wanted() -> list[Wanted]:
+    """All formulas to ship, each once."""
+    exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys(), *record_keys()])
+    return list({one.names[0]: one for one in [*exact, *usual()]}.values())
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:
@@ -77,9 +137,46 @@ def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
             yield request.config, formula_key(request)
 
 
-def build(name: str, config: ModelConfig, key: store.Key) -> None:
+def usual() -> Iterator[Wanted]:
+    """The formulas of the usual jobs, and of a plan, with one sample in a micro-batch and with several."""
+    for job, model in product((_by_llamafactory, *(partial(_by_options, keys) for keys in BY_OPTIONS)), USUAL):
+        config = models.find(model)
+        sizes = USUAL_SIZES if config.kind.has_media and config.image_size is None else (None,)
+        lengths = USUAL_LENGTHS if config.windows else USUAL_LENGTHS[:1]
+        for size, gpu, length, batch in product(sizes, USUAL_ON, lengths, (1, 2)):
+            keys = job(model, {"image_size": size} if size else {})
+            keys |= {"gpu": gpu, "sequence_length": length, "per_device_train_batch_size": batch}
+            yield Wanted.by(Workload.from_mapping(keys))
+    for setting, batch in product(space(USUALLY_PLANNED, gpus=1).settings, (1, 2)):
+        with contextlib.suppress(InputError):  # tried by the plan, but not predicted
+            if not setting.cuts:
+                yield Wanted.by(setting.workload(batch, 1, USUALLY_PLANNED["sequence_length"]))
+
+
+def _by_options(job: Mapping[str, Any], model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": model, **job, **pictures}
+
+
+def _by_llamafactory(model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
+    return readers.read(words=[*BY_LLAMAFACTORY.split(), model], options=pictures)[0]
+
+
+def sizes_of(required: Iterable[Wanted]) -> str:
+    """The text of :data:`store.SIZES`."""
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for key in (one.keys[0] for one in required if len(one.keys[0].image_sizes) == 1):
+        sizes.setdefault(replace(key, image_sizes=()).filename(), []).extend(key.image_sizes)
+    lines = (f"{json.dumps(name)}: {json.dumps(sorted(sizes[name]))}" for name in sorted(sizes))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def build(one: Wanted) -> None:
     """Traces one formula and writes its file."""
-    store.save(trace_formula(config, key), TARGET / name)
+    for key in one.keys:
+        with contextlib.suppress(NotOneRegime):
+            store.save(trace_formula(one.config, key), TARGET / key.filename())
+            return
+    raise InputError(f"model {one.config.name}: no regime of {one.keys[0].document()} can be shipped")
 
 
 def main() -> None:
@@ -88,18 +185,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N",
                         help="formulas at a time; default: one per core")
     arguments = parser.parse_args()
-    required = {key.filename(): (config, key) for config, key in [*named_keys(), *planned_keys(), *record_keys()]}
+    required = wanted()
+    known = {name for one in required for name in one.names}
     for path in TARGET.glob("*.npz"):
-        if path.name not in required:
+        if arguments.all or path.name not in known:
             path.unlink()
-    missing = [name for name in required if arguments.all or not (TARGET / name).is_file()]
+    missing = [one for one in required if not any((TARGET / name).is_file() for name in one.names)]
     os.chdir("/")  # spawned workers first look for modules in the current directory
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as workers:
-        done = workers.map(build, missing, *zip(*(required[name] for name in missing)))
+        done = workers.map(build, missing, chunksize=OF_ONE_MODEL)
         for _ in track(done, description="Tracing formulas", total=len(missing)):
             pass
-    total = sum(path.stat().st_size for path in TARGET.glob("*.npz"))
-    print(f"{len(required)} formulas, {total / 1e6:.2f} MB, in {TARGET}")
+    (TARGET / store.SIZES).write_text(sizes_of(required))
+    files_made = list(TARGET.glob("*.npz"))
+    print(f"{len(files_made)} formulas, {sum(path.stat().st_size for path in files_made) / 1e6:.2f} MB, in {TARGET}")
 
 
 if __name__ == "__main__":

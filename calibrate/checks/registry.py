@@ -155,6 +155,10 @@ CHECKS = {
         "does a page of peakcast explore give Python's answers, redraw fast and make no requests?",
         takes="some minutes", writes=("profiles/evidence/explore_page.json with --save",),
         tolerance={"faults": 0, "controls that redraw too slowly": 0}, needs="Chromium"),
+    "speed": Check(
+        "calibrate.checks.speed", "how long do predictions, plans and searches take, and how does that grow?",
+        takes="a quarter of an hour on an idle machine", table_takes="at once",
+        writes=("profiles/evidence/speed.jsonl", "profiles/pages/speed.md", "profiles/pages/speed.svg")),
     "walk": Check(
         "calibrate.checks.walk", "which package calls which, from command line to answer, and is any call upwards?",
         takes="ten seconds", writes=("profiles/pages/walk.md",), tolerance={"calls upwards": 0},

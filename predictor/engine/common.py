@@ -16,6 +16,7 @@ from predictor.events.events import EventList, EventType, Factor
 class AlikeRanks:
     """Base class of engines under which all ranks have equal events. ``events`` is the run of each rank."""
 
+    depends_on_capacity = False
     events: EventList
 
     def rank(self, rank: int) -> EventList:

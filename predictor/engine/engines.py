@@ -5,9 +5,9 @@ To add an engine, write its file, its line here, and its line in ``predictor.wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """A run under an engine, independent of the shape. What its ranks share is computed once."""
+    """A run under an engine, independent of the shape. What its ranks share is computed once.
+
+    Attributes:
+        depends_on_capacity: whether the engine itself allocates otherwise where there is less memory.
+    """
+
+    depends_on_capacity: ClassVar[bool]
+
+    def __init__(self, micro: MicroStep, setup: Setup) -> None: ...
 
     def rank(self, rank: int) -> EventList:
         """The events of one rank: start-up and three optimizer steps."""
@@ -55,7 +63,7 @@ IMPLEMENTATIONS = {
 """Name of an engine -> its class, an :class:`Engine` that is constructed from a ``MicroStep`` and a ``Setup``."""
 
 
-def load(name: str) -> Callable[[MicroStep, Setup], Engine]:
+def load(name: str) -> type[Engine]:
     """The class of an engine; its module is imported at this call."""
     module, _, attribute = IMPLEMENTATIONS[name].rpartition(".")
     return getattr(import_module(module), attribute)

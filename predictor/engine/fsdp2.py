@@ -30,6 +30,8 @@ ITEMSIZES = {"bf16": BF16, "fp32": FP32, None: None}
 class Fsdp2:
     """A run under FSDP2."""
 
+    depends_on_capacity = False
+
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         assert setup.fsdp is not None  # set for this engine
         assert micro.marks is not None and micro.owners is not None  # traced with FSDP2's hooks

@@ -63,6 +63,8 @@ class _Partition:
 class Zero2:
     """A run under ZeRO-1 or ZeRO-2. What the ranks share is computed once; :meth:`rank` composes one of them."""
 
+    depends_on_capacity = True  # it flattens on the GPU only where there is room
+
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         zero = setup.deepspeed
         self.micro, self.setup, self.zero = micro, setup, zero

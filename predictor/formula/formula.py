@@ -5,7 +5,6 @@ Files are small ``.npz`` archives without pickles: arrays and one JSON header. R
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.common.arrays import load as read_arrays
+from predictor.common import arrays as files
 from predictor.common.errors import InputError
 from predictor.events.events import Buffers, EventList, Rows
 from predictor.events.micro_step import Mark, MicroStep
@@ -24,7 +23,7 @@ from predictor.events.sizes import Monomial, Polynomial, Shape, SizeTable, Works
 from predictor.events.workspaces import FUNCTIONS
 from predictor.formula.repeats import Repeats, are_consistent, unrolled
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
 """Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
 the last to loops that keep the model's output."""
@@ -96,9 +95,9 @@ def to_bytes(formula: Formula) -> bytes:
     loops = {}
     if formula.repeats is not None:
         header["units"] = formula.repeats.units
-        loops = {"blocks": formula.repeats.blocks, "frees": formula.repeats.frees}
+        loops = {"blocks": formula.repeats.blocks, "frees": _relative(formula.repeats.frees)}
     arrays = loops | {
-        "events": events.kind.astype(np.int32) * (events.buffer + 1),
+        "ages": _ages(events),
         "moment": events.moment,
         "coefficients": events.sizes.coefficients,
         "ready": formula.micro.ready,
@@ -107,9 +106,38 @@ def to_bytes(formula: Formula) -> bytes:
     }
     arrays |= buffers.by_name()
     arrays |= {name: getattr(formula.micro, name) for name in OPTIONAL if getattr(formula.micro, name) is not None}
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return stream.getvalue()
+    return files.to_bytes(arrays)
+
+
+def _ages(events: EventList) -> np.ndarray:
+    """The events as a file has them: 0 for an allocation; for a free, its buffer's number among the newest, from 1.
+
+    Buffers are numbered in the order of their allocation. Ages compress far better than numbers of buffers, because
+    they are the same in each of many equal layers.
+    """
+    allocates = events.kind > 0
+    return np.where(allocates, 0, np.cumsum(allocates) - events.buffer).astype(np.int32)
+
+
+def _relative(frees: np.ndarray) -> np.ndarray:
+    """:attr:`Repeats.frees` as a file has them, column by column, which compresses well as :func:`_ages` does.
+
+    Positions of frees are relative to the free before, and those of allocations to their free; 0 stands for -1.
+    """
+    columns = frees.T.copy()
+    columns[0] = np.diff(frees[:, 0], prepend=0)
+    columns[1] = frees[:, 0] - frees[:, 1]
+    columns[5] = np.where(frees[:, 5] < 0, 0, frees[:, 0] - frees[:, 5])
+    return columns
+
+
+def _absolute(columns: np.ndarray) -> np.ndarray:
+    """The opposite of :func:`_relative`."""
+    frees = columns.T.copy()
+    frees[:, 0] = np.cumsum(columns[0])
+    frees[:, 1] = frees[:, 0] - columns[1]
+    frees[:, 5] = np.where(columns[5] == 0, -1, frees[:, 0] - columns[5])
+    return frees
 
 
 def load(path: Path) -> Formula:
@@ -119,7 +147,7 @@ def load(path: Path) -> Formula:
         InputError: the file is missing, truncated, of another schema version, or inconsistent.
     """
     try:
-        arrays, header = read_arrays(path)
+        arrays, header = files.load(path)
         if header["schema_version"] != SCHEMA_VERSION:
             raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
                              f"{SCHEMA_VERSION}: delete the file, it is made again")
@@ -131,16 +159,16 @@ def load(path: Path) -> Formula:
 
 
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
-    signed = arrays["events"]
-    buffers = Buffers.from_names(arrays)
+    ages, buffers = arrays["ages"], Buffers.from_names(arrays)
+    row = np.cumsum(ages == 0, dtype=np.int32) - 1 - np.maximum(ages - 1, 0)
     sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
-        kind=np.sign(signed).astype(np.int8), buffer=np.abs(signed) - 1, moment=arrays["moment"],
-        step=np.ones(len(signed), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
+        kind=np.where(ages == 0, 1, -1).astype(np.int8), buffer=row, moment=arrays["moment"],
+        step=np.ones(len(ages), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
-    repeats = Repeats(header["units"], arrays["blocks"], arrays["frees"]) if "units" in header else None
+    repeats = Repeats(header["units"], arrays["blocks"], _absolute(arrays["frees"])) if "units" in header else None
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
                    facts, header["provenance"], repeats)
 

@@ -9,10 +9,11 @@ from typing import Any
 from predictor.common import gpus
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.gpus import Gpu
-from predictor.events.regimes import Regime, regime_of
+from predictor.events.regimes import Amount, Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
 from predictor.model import fsdp, lora, quantization
+from predictor.model.equal_pictures import of_one_kind
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
 from predictor.workload import compared
@@ -52,10 +53,17 @@ def formula_key(request: Request) -> store.Key:
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.unit_names(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_sizes=() if config.image_size else workload.image_sizes,
+        quantization=quantization.quantized(workload), image_sizes=_image_sizes(workload, config),
         video_frames=workload.video_frames, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
         keeps_outputs=workload.keep_outputs != "none")
+
+
+def _image_sizes(workload: Workload, config: ModelConfig) -> tuple[tuple[int, int], ...]:
+    """Sizes of pictures that stand for those of the workload; none if the model always takes the same size."""
+    if config.image_size:
+        return ()
+    return workload.image_sizes if workload.video_frames else of_one_kind(config, workload.image_sizes)
 
 
 def _check_before_ampere(workload: Workload, gpu: Gpu) -> None:
@@ -101,7 +109,13 @@ def check_pictures(workload: Workload, config: ModelConfig) -> None:
 
 def regimes_at(request: Request, shapes: Iterable[Shape]) -> list[Regime]:
     """The regime of each shape. Shapes of one regime share a formula."""
-    return [_regime(request.at(shape)) for shape in shapes]
+    packed, known, found = request.workload.padding == "packed", dict[tuple, Regime](), []
+    for shape in shapes:
+        alike = Amount.of(shape.batch), Amount.of(shape.images), shape.sequence, shape.batch * packed
+        if alike not in known:
+            known[alike] = _regime(request.at(shape))
+        found.append(known[alike])
+    return found
 
 
 def _checkpointing(workload: Workload) -> str:

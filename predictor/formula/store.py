@@ -112,6 +112,19 @@ def shipped_directory() -> Path:
     return Path(str(resources.files("profiles"))) / "formulas"
 
 
+SIZES = "sizes.json"
+"""File of the shipped formulas: file name of a key without sizes of pictures -> the sizes that it is shipped with."""
+
+
+def shipped_sizes(key: Key) -> list[list[int]]:
+    """Heights and widths of pictures for which there are shipped formulas with the other settings of a key.
+
+    Sizes that the model's processor treats the same are one (:mod:`predictor.model.equal_pictures`).
+    """
+    path = shipped_directory() / SIZES
+    return json.loads(path.read_text()).get(replace(key, image_sizes=()).filename(), []) if path.is_file() else []
+
+
 _SPLIT: set[str] = set()
 """File names of keys that this process found to span several regimes. A search would trace them again at each size."""
 SPLIT_SUFFIX = ".split"

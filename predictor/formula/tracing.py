@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from predictor.common.errors import InputError, NotPredicted
 from predictor.events import regimes
+from predictor.formula import store
 from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
@@ -77,6 +78,8 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
         if not by_plan:
             traced.keep()
         raise
+    if not by_plan:
+        replace(traced, recordings={}).keep()
     return formula
 
 
@@ -84,10 +87,11 @@ def _trace(config: ModelConfig, key: Key, progress) -> Formula:
 class _Traced:
     """A prepared model, with the recordings of all of its layers so far.
 
-    The last one is kept if its shapes were no regime, because a narrower regime of the same model is traced next.
+    The last one is kept, because another regime of the same model, or another kernel of attention, is often next. Its
+    recordings are kept if its shapes were no regime, for a narrower one.
 
     Attributes:
-        key: the key of the formula; its regime is left out of comparisons.
+        key: the key of the formula; its regime and kernel do not matter to the model.
     """
 
     config: ModelConfig
@@ -103,9 +107,12 @@ class _Traced:
         """The model of a key: the one that is kept, or else a new one."""
         kept = cls._kept.pop() if cls._kept else None
         own = isinstance(config, code_models.CodeModel)  # a function of the user builds another model for other shapes
-        if kept and not own and kept.config == config and replace(kept.key, regime=key.regime) == key:
+        if not kept or own or kept.config != config:
+            return _prepared(config, key)
+        if replace(kept.key, regime=key.regime) == key:
             return kept
-        return _prepared(config, key)
+        same_model = replace(kept.key, regime=key.regime, sdpa_backend=key.sdpa_backend) == key
+        return replace(kept, key=key, recordings={}) if same_model else _prepared(config, key)
 
     def keep(self) -> None:
         """Keeps it for the next formula."""
@@ -118,10 +125,12 @@ class _Traced:
 
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
-    from predictor.model import autotp, parser
+    from predictor.model import autotp, lora, parser
     from predictor.trace import autocast
     from predictor.trace.inputs import inputs_of
 
+    if key.lora or key.quantization:
+        lora.import_for_meta()
     own = isinstance(config, code_models.CodeModel)
     at_shape = code_models.at_shape(config, regimes.traced_shapes(key.regime)[0])
     model = parser.build(at_shape, attn_implementation=key.attn_implementation, recipe=key.recipe,
@@ -204,15 +213,19 @@ def _require(config: ModelConfig, key: Key) -> None:
     packages = {"torch": key.torch, "transformers": key.transformers}
     packages |= {"peft": key.lora.peft} if key.lora else {}
     packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}
-    _installed(config, packages, "'peakcast[trace]'", "give --versions {package}={found}")
+    sizes = ", ".join(f"{height}x{width}" for height, width in store.shipped_sizes(key))
+    missing = f"no shipped formula for {config.name} with these settings" + (
+        f" and pictures of this size (shipped: {sizes}, as the model's processor resizes them)" if sizes else "")
+    _installed(missing, packages, "'peakcast[trace]'", "give --versions {package}={found}")
     if key.liger:
-        _installed(config, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
+        _installed(missing, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
 
 
-def _installed(config: ModelConfig, packages: dict[str, str], source: str, otherwise: str) -> None:
+def _installed(missing: str, packages: dict[str, str], source: str, otherwise: str) -> None:
     """Checks that packages are installed in these versions.
 
     Args:
+        missing: why something must be traced, for the message.
         source: the argument of ``pip install`` that installs them, for the message.
         otherwise: the alternative to installing the version, for the message.
 
@@ -225,8 +238,7 @@ def _installed(config: ModelConfig, packages: dict[str, str], source: str, other
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
-            raise InputError(f"no shipped formula for {config.name} with these settings, and tracing it needs "
-                             f"{package}: pip install {source}") from None
+            raise InputError(f"{missing}, and tracing it needs {package}: pip install {source}") from None
         if installed.split("+")[0] != version:
             raise InputError(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
                              f"version: install it, or {otherwise.format(package=package, found=installed)}")

@@ -116,6 +116,14 @@ class Job:
         """How far off the prediction may be."""
         return self.margin_with(self.communicators)
 
+    def _setup_at(self, limit_bytes: int | None) -> Setup:
+        """The setup with a limit, if that matters: events of equal setups are composed once.
+
+        Before transformers loads quantized weights it allocates no more than there is (``quantized_loading``).
+        """
+        matters = load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None
+        return replace(self.setup, capacity_bytes=limit_bytes if matters else None)
+
     @property
     def communicators(self) -> int:
         """NCCL communicators that each rank uses."""
@@ -139,7 +147,7 @@ class Job:
         rank = self.workload.rank
         if rank != "worst" or self.setup.world_size == 1:
             return [0 if isinstance(rank, str) else rank]
-        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        engine = engine_of(self.formula, self._setup_at(limit_bytes))
         different = self.different_ranks(limit_bytes)
         if len(different) == 1:
             return different
@@ -153,7 +161,7 @@ class Job:
         Args:
             limit_bytes: a limit whose engine is at hand; composing another one takes time.
         """
-        engine = engine_of(self.formula, replace(self.setup, capacity_bytes=limit_bytes))
+        engine = engine_of(self.formula, self._setup_at(limit_bytes))
         first_ranks: dict[Hashable, int] = {}
         for rank in range(self.setup.world_size):
             first_ranks.setdefault(engine.rank_key(rank), rank)
@@ -192,7 +200,7 @@ class Job:
 
     def composed(self, limit_bytes: int | None, rank: int) -> EventList:
         """The events of :meth:`run`; they hold for every shape of the formula's regime."""
-        events = compose(self.formula, replace(self.setup, capacity_bytes=limit_bytes), rank)
+        events = compose(self.formula, self._setup_at(limit_bytes), rank)
         return with_evaluation(events, *self.evaluation, self.gpu) if self.evaluation else events
 
     def runs(self, limit_bytes: int | None) -> list[Run]:

@@ -19,7 +19,7 @@ ALIASES = {
     "mistral-7b-instruct-v0.3": "mistral-7b-v0.3",
 }
 """Last part of a hub id, in lower case -> known name, for ids that do not become a known name without a suffix."""
-SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "lora", "2409", "2506", "merged")
+SUFFIXES = ("hf", "instruct", "chat", "base", "it", "pt", "ov", "si", "lora", "2409", "2506", "merged")
 """Suffixes of checkpoint names; the checkpoint has the same configuration as the name without the suffix."""
 ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 """An id: the owner and the name, or a name alone."""

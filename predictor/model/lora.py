@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+from unittest.mock import patch
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import modality
@@ -129,3 +131,18 @@ def _of_language_model(model) -> list[str]:
 def quiet() -> None:
     """Silences bitsandbytes' warnings about missing CPU kernels; peft imports it too."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def import_for_meta() -> None:
+    """Imports bitsandbytes, which peft does too if it is there, without PyTorch's compiler: that takes a second.
+
+    bitsandbytes compiles its kernels for the CPU, which are never called on meta.
+    """
+    import torch
+
+    def as_it_is(function=None, **_options):
+        return function or as_it_is
+
+    quiet()
+    with suppress(ImportError), patch.object(torch, "compile", as_it_is):
+        import bitsandbytes  # noqa: F401

@@ -92,13 +92,13 @@ class Memory:
         return self._prepared(setting.workload(point.batch, accumulation, point.sequence), dispatch.prepare, self.trace)
 
     def example(self, setting: Setting, *, trace: bool) -> Job:
-        """A job of the setting at some shape."""
+        """A job of the setting at some shape: the smallest that may be, whose trace a search needs first."""
         if learned.is_learned_file(setting.keys["model"]):
             base = learned.load(setting.keys["model"]).base
             return dispatch.prepare(setting.workload(base.batch, 1, base.sequence or None))
         length = setting.keys.get(LENGTH) or (
             None if models.find(setting.keys["model"]).kind is Modality.IMAGE else SOME)
-        workload = dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 2, 1, length)).workload
+        workload = dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 1, 1, length)).workload
         return self._prepared(workload, _unchecked, trace and self.trace)
 
     def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:

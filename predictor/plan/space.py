@@ -127,12 +127,17 @@ INSTEAD = "instead"
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
+Rules = tuple[Mapping[str, Collection[Any]], ...]
+"""Combinations of keys' values."""
 ON_THE_HOST = ("optimizer", "all")
-SENSELESS = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
+SENSELESS: Rules = ({"offload": ON_THE_HOST, "optim": IN_8_BITS}, {TENSOR: range(2, 1 << 16), "optim": IN_8_BITS})
 """Combinations of values that are not tried: 8-bit AdamW has no kernels for the host, and its prediction was not
 verified with tensor parallelism."""
-ADAPTED = ({"engine": ("deepspeed",)}, {"optim": IN_8_BITS})
+ADAPTED: Rules = ({"engine": ("deepspeed",)}, {"optim": IN_8_BITS})
 """Values that are not tried with adapters in place of the model: on one GPU they save nothing then."""
+OWN_ADAPTERS: Rules = ({"engine": ("deepspeed",), "offload": (None, "optimizer"), DATA: (None, 1), TENSOR: (None, 1)},)
+"""Combinations that are not tried with the user's own adapters: one GPU partitions nothing, and the optimizer states of
+adapters are small. The host can still hold the parameters."""
 
 
 def engines(gpus: int, asked: int, dtypes: Sequence[Precision]) -> Axis:
@@ -224,7 +229,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         keys = {**given, **{key: value for choice in choices for key, value in choice.keys.items()
                             if choice.instead or key not in fixed}}
         adapts = any(choice.instead and not choice.cuts for choice in choices)
-        rules = SENSELESS + (() if not adapts or "engine" in fixed else ADAPTED)
+        rules = SENSELESS + (() if "engine" in fixed else ADAPTED if adapts else
+                             OWN_ADAPTERS if fixed.get("recipe") == "lora" else ())
         if any(all(keys.get(key) in values for key, values in rule.items()) for rule in rules):
             continue
         keys = on_own_config(_without_idle_checkpoints(keys, firm), present)

@@ -36,6 +36,22 @@ def test_what_numpy_writes_is_read(tmp_path):
         assert np.array_equal(found[name], column) and found[name].dtype == column.dtype
 
 
+def test_what_is_written_is_read_and_the_same_whenever_it_is_written(tmp_path):
+    columns = {"a": np.arange(12, dtype=np.int64).reshape(3, 4), "b": np.zeros((0, 3), dtype=np.int32)}
+    written = arrays.to_bytes({"header": HEADER} | columns)
+    (tmp_path / "x.npz").write_bytes(written)
+    found, header = arrays.load(tmp_path / "x.npz")
+    assert header == {"source": "recorded jobs"} and written == arrays.to_bytes(found)
+    assert all(np.array_equal(found[name], column) for name, column in columns.items())
+
+
+def test_a_python_without_lzma_is_named_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "x.npz").write_bytes(arrays.to_bytes({"header": HEADER}))
+    monkeypatch.setattr(arrays.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="built without its module lzma"):
+        arrays.load(tmp_path / "x.npz")
+
+
 def test_a_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "MOST_BYTES", 1 << 20)
     path = archive(tmp_path / "x.npz", x=member("(2000000,)", data=bytes(2_000_000)))

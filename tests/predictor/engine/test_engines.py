@@ -51,4 +51,4 @@ def test_the_two_tables_have_the_same_engines():
 @pytest.mark.parametrize("name", engines.ENGINES)
 def test_every_line_names_a_class_with_what_an_engine_has(name):
     made = load(name)
-    assert callable(made.rank) and callable(made.peaks)
+    assert callable(made.rank) and callable(made.peaks) and isinstance(made.depends_on_capacity, bool)

@@ -9,24 +9,25 @@ import pytest
 
 from predictor.common import gpus
 from predictor.events import workspaces
+from predictor.events.regimes import Amount
 from predictor.events.sizes import Shape
-from predictor.formula import formula, store
+from predictor.formula import formula, store, tracing
 from predictor.model import parser
 from predictor.model.models import find
 from tests.predictor.small import traced_at
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
-from build_formulas import named_keys, planned_keys, record_keys  # noqa: E402
+from build_formulas import named_keys, sizes_of, usual, wanted  # noqa: E402
 
-LIMIT_BYTES = 7_500_000
+LIMIT_BYTES = 9_500_000
 SHAPES = {("many", "many"): Shape(5, 1999, 10), ("1", "1"): Shape(1, 2047, 1), ("1", "many"): Shape(1, 3001, 4)}
 """Shapes that no fit has seen."""
 
 
-def test_every_recipe_of_both_models_and_what_plans_and_reports_need_is_shipped_in_little_room():
-    names = {key.filename() for _, key in [*named_keys(), *planned_keys(), *record_keys()]}
+def test_every_formula_that_is_wanted_is_shipped_once_in_little_room():
     files = {path.name: path for path in store.shipped_directory().glob("*.npz")}
-    assert names == files.keys()
+    missing = [one.names for one in wanted() if len(files.keys() & one.names) != 1]
+    assert not missing and files.keys() <= {name for one in wanted() for name in one.names}
     assert sum(path.stat().st_size for path in files.values()) < LIMIT_BYTES
 
 
@@ -44,5 +45,29 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
     recording = traced_at(model, shape, padding="none", sdpa_backend=key.sdpa_backend)
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]
+    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
+    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
+
+
+def test_the_file_of_sizes_is_that_of_the_formulas():
+    assert (store.shipped_directory() / store.SIZES).read_text() == sizes_of(wanted())
+
+
+USUAL = {one.config.name: one for one in reversed(list(usual()))
+         if one.keys[0].sdpa_backend == "cudnn" and one.keys[0].regime.samples is Amount.MANY}
+"""The first usual job of each model with several samples, whose formula was made with a model that others used."""
+
+
+@pytest.mark.parametrize("one", USUAL.values(), ids=USUAL)
+def test_a_shipped_formula_of_a_usual_job_is_what_a_new_model_does(one):
+    path = next(store.shipped_directory() / name for name in one.names if (store.shipped_directory() / name).is_file())
+    shipped, gpu = formula.load(path), gpus.find("h100-80gb")
+    images = one.config.kind.has_media
+    batch = 3 if shipped.regime.is_wide else 2
+    shape = Shape(batch, shipped.facts.room(1) + 1256 - shipped.facts.room(1) % 8, batch * images)
+    recording = tracing._prepared(one.config, one.keys[0]).record(shape)
+    true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
+            for b in recording.buffers]
+    micro = shipped.at(shape).micro
     assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
     assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true

@@ -58,6 +58,11 @@ def test_one_gpu_has_no_data_parallel_engine():
     assert "one GPU, bf16 weights" in methods(data_parallel_size=1)
 
 
+def test_deepspeed_is_tried_beside_adapters_on_one_gpu_only_where_it_takes_parameters_off_it():
+    assert methods(recipe="lora", data_parallel_size=1) == {
+        "one GPU, bf16 weights under autocast", "one GPU, bf16 weights", "ZeRO-3 · optimizer and parameters on the host"}
+
+
 def test_a_deepspeed_config_settles_engine_and_offload():
     config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2, "overlap_comm": True}}
     assert methods(deepspeed=config) == {"ZeRO-2"}
