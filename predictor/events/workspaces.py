@@ -20,7 +20,8 @@ FEW_INDICES = 3072
 ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
-"""CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh)."""
+"""CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh). Where it scans
+or selects, a dimension gives these bytes for other releases (:func:`predictor.trace.operators.call.cub`)."""
 SELECT_TILES = {(7, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 UNIQUE_TILES = {(7, 0): 320, (8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
 SORT_TILES = {(7, 0): 2816, (8, 0): 3840, (9, 0): 4608}
@@ -309,15 +310,15 @@ def _tile(gpu, tiles):
     return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
 
 
-def cub_scan(gpu, items, itemsize=INT64):
+def cub_scan(gpu, items, itemsize=INT64, slack=CUB_SLACK):
     """CUB's exclusive scan: for each tile of 896 items, a descriptor of two items
     (cub/device/dispatch/dispatch_scan.cuh)."""
-    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
+    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + slack
 
 
-def cub_select(gpu, items):
+def cub_select(gpu, items, slack=CUB_SLACK):
     """CUB's selection by flag: one 8-byte descriptor for each tile (cub/device/dispatch/dispatch_select_if.cuh)."""
-    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
+    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + slack
 
 
 def cub_count(gpu):
@@ -366,16 +367,16 @@ def embedding_number(gpu, tokens):
     return np.where(tokens > FEW_INDICES, INT64, 0)
 
 
-def embedding_unique(gpu, tokens):
+def embedding_unique(gpu, tokens, slack=CUB_SLACK):
     """CUB's selection of distinct tokens: a 16-byte descriptor for each tile (Embedding.cu,
     embedding_dense_backward_cuda, unique_by_key)."""
     tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES))
-    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
+    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + slack, 0)
 
 
-def embedding_scan(gpu, tokens, vocabulary):
+def embedding_scan(gpu, tokens, vocabulary, slack=CUB_SLACK):
     """CUB's scan over the segments (Embedding.cu, embedding_dense_backward_cuda, exclusive_scan)."""
-    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary)), 0)
+    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary), INT64, slack), 0)
 
 
 def embedding_segments(gpu, tokens, vocabulary):

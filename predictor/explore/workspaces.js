@@ -195,10 +195,10 @@ const WORKSPACES = {
   },
   unpacked_4bit: (gpu, rows, outputs, inputs, itemsize, size) =>
     (isFused(gpu, rows, outputs, inputs, itemsize) ? 0 : size),
-  cub_scan: (gpu, items, itemsize = INT64) =>
-    roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK,
-  cub_select: (gpu, items) =>
-    roundUp((ceilDiv(items, tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK,
+  cub_scan: (gpu, items, itemsize = INT64, slack = CUB_SLACK) =>
+    roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + slack,
+  cub_select: (gpu, items, slack = CUB_SLACK) =>
+    roundUp((ceilDiv(items, tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + slack,
   cub_count: gpu =>
     roundUp(4 * 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
   cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
@@ -211,10 +211,10 @@ const WORKSPACES = {
   embedding_indices: (gpu, tokens) => many(tokens, () => INT64 * tokens),
   embedding_sort: (gpu, tokens) => many(tokens, () => radixSort(gpu, tokens, 8)),
   embedding_number: (gpu, tokens) => many(tokens, () => INT64),
-  embedding_unique: (gpu, tokens) => many(tokens, () =>
-    roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES)) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK),
-  embedding_scan: (gpu, tokens, vocabulary) => many(tokens, () =>
-    WORKSPACES.cub_scan(gpu, Math.min(tokens, vocabulary))),
+  embedding_unique: (gpu, tokens, slack = CUB_SLACK) => many(tokens, () =>
+    roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES)) + 32) * 16, CUB_ALIGNMENT) + slack),
+  embedding_scan: (gpu, tokens, vocabulary, slack = CUB_SLACK) => many(tokens, () =>
+    WORKSPACES.cub_scan(gpu, Math.min(tokens, vocabulary), INT64, slack)),
   embedding_segments: (gpu, tokens, vocabulary) => many(tokens, () => INT64 * Math.min(tokens, vocabulary)),
   embedding_partials: (gpu, tokens, vocabulary, width) => many(tokens, () =>
     FP32 * (floorDiv(tokens, ROWS_PER_THREAD) + Math.min(tokens, vocabulary)) * width),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.releases import release
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Invalid
 from predictor.workload import compared, deepspeed_settings, modes, optimizers
@@ -19,7 +20,6 @@ from predictor.workload.deepspeed_releases import (
     STAGE_0_SINCE,
     STAGE_1_SINCE,
     STAGE_3_SINCE,
-    release,
 )
 from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from predictor.common.releases import torch_has
+from predictor.events.workspaces import CUB_ALIGNMENT, INT64
+
 
 @dataclass(frozen=True)
 class Call:
@@ -56,6 +59,22 @@ def results_only(call: Call) -> None:
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of a contiguous copy of a tensor."""
     return tensor.numel() * tensor.element_size()
+
+
+def has(behaviour: str) -> bool:
+    """Whether the PyTorch that traces has a behaviour of :data:`predictor.common.releases.TORCH`."""
+    return torch_has(behaviour, torch.__version__)
+
+
+def cub(name: str, *dimensions: int) -> tuple[str, tuple[int, ...]]:
+    """A temporary of CUB where it scans or selects, with the extra bytes of the PyTorch that traces."""
+    return name, dimensions if has("cub_aligns_twice") else (*dimensions, CUB_ALIGNMENT - 1)
+
+
+def cub_scan(items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:
+    """The temporary of CUB's scan of a row."""
+    wide = itemsize == INT64 and has("cub_aligns_twice")  # the default of the function needs no dimension
+    return cub("cub_scan", items) if wide else cub("cub_scan", items, itemsize)
 
 
 def copies(*tensors: torch.Tensor) -> list[int]:
