@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from predictor.commands import output
+from predictor.commands import options, output
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid, Size, Whole
 
@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rank", default="0", metavar="R", help="default: 0")
     group.add_argument("--events", default="immediate", metavar="WHEN",
                        help="when events complete: immediate, launches:N or synchronization; default: immediate")
+    options.add_python(group, "interpreter of another environment, whose programs the command runs: python, torchrun, "
+                              "accelerate, deepspeed; it has peakcast's emulated GPU")
     group.add_argument("--optimizer-steps", metavar="N", help="end the script after N optimizer steps")
     output.add_output(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = Machine(gpu=arguments.gpu, capacity_bytes=settings.pop("capacity_bytes"), events=arguments.events)
     streams = Streams(output=sys.stderr.fileno() if quiet else None,
                       progress=Teller().tell if sys.stderr.isatty() else None)
-    result = dryrun(command, machine, streams=streams, **settings)
+    result = dryrun(command, machine, streams=streams, interpreter=arguments.python, **settings)
 
     def report(console) -> None:
         from calibrate.report.dryrun import report

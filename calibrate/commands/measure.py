@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the memory history to this file, for pytorch.org/memory_viz; each entry's "
                             "metadata names moment, step, module and operator")
+    options.add_python(group, "interpreter of another environment: the job runs there, with its packages, and is "
+                              "predicted by them")
     group.add_argument("--verbose", action="store_true", help="show what the job prints")
     output.add_output(parser)
 
@@ -54,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
     record = measure(workload, device=device, snapshot=arguments.snapshot, events=arguments.events,
-                     verbose=arguments.verbose, command=["peakcast", *sys.argv[1:]])
+                     verbose=arguments.verbose, command=["peakcast", *sys.argv[1:]],
+                     interpreter=arguments.python or sys.executable)
 
     def report(console) -> None:
         from calibrate.report.measurement import report

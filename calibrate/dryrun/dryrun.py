@@ -153,7 +153,8 @@ OURS = Streams()
 
 
 def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int | None = None, rank: int = 0,
-           optimizer_steps: int | None = None, streams: Streams = OURS, snapshot: str | None = None) -> DryRun:
+           optimizer_steps: int | None = None, streams: Streams = OURS, snapshot: str | None = None,
+           interpreter: str | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU.
 
     Args:
@@ -164,6 +165,7 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         streams: where the command writes its output.
         snapshot: path for the memory history of the reported process, in the format of ``peakcast measure``; None:
             none.
+        interpreter: the Python whose programs the command runs; None for the command's own Python.
 
     Raises:
         InputError: there is no such command or GPU, no process of the command used the GPU, or ``torch.compile`` made
@@ -171,9 +173,14 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     """
     if not 0 <= rank < (world_size or 1):
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
-    if not command or shutil.which(command[0]) is None:
+    path = os.environ.get("PATH", "")
+    if interpreter is not None:
+        path = os.pathsep.join([os.path.dirname(os.path.abspath(interpreter)), path])
+    program = shutil.which(command[0], path=path) if command else None
+    if program is None:
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
-    changes = environment(machine, shadow_real_gpu=True)
+    changes = environment(machine, shadow_real_gpu=True, interpreter=interpreter or _interpreter_of(program))
+    changes["PATH"] = path
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
                             streams.progress is not None)
@@ -181,8 +188,19 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, streams, Path(directory))
+        code = _run([program, *command[1:]], {**os.environ, **changes}, streams, Path(directory))
         return _result(Path(directory), settings, command, code, snapshot)
+
+
+def _interpreter_of(program: str) -> str:
+    """The Python that a program is, or that its first line names; this process's if there is none."""
+    if os.path.basename(program).startswith("python"):
+        return program
+    with open(program, "rb") as stream:
+        first = stream.readline(1000)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    found = next((word for word in words if os.path.basename(word).startswith("python")), None)
+    return shutil.which(found) or sys.executable if found else sys.executable
 
 
 def _run(command: Sequence[str], variables: dict[str, str], streams: Streams, directory: Path) -> int:

@@ -82,11 +82,10 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse  # type: ignore[method-assign,assignment]  # argparse has no hook for words after --
 
 
-def add_python(parser: argparse.ArgumentParser) -> None:
+def add_python(parser: argparse._ActionsContainer, purpose: str = "interpreter of the environment that trains: models "
+               "are traced there, with its torch and transformers, whose versions are predicted") -> None:
     """Adds ``--python``."""
-    parser.add_argument("--python", metavar="PATH", help="interpreter of the environment that trains: models are "
-                        "traced there, with its torch and transformers, whose versions are predicted; nothing is "
-                        "installed in it")
+    parser.add_argument("--python", metavar="PATH", help=f"{purpose}; nothing is installed in it")
 
 
 def _trace_in(path: str | None, values: dict[Any, Any]) -> dict[str, Any]:

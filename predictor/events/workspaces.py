@@ -20,8 +20,8 @@ FEW_INDICES = 3072
 ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
-"""CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh). Where it scans
-or selects, a dimension gives these bytes for other releases (:func:`predictor.trace.operators.call.cub`)."""
+"""CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh). Where it
+scans or selects, a dimension gives these bytes for other releases (:func:`predictor.trace.operators.call.cub`)."""
 SELECT_TILES = {(7, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 UNIQUE_TILES = {(7, 0): 320, (8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
 SORT_TILES = {(7, 0): 2816, (8, 0): 3840, (9, 0): 4608}

@@ -239,7 +239,8 @@ class _UseCounts(TorchDispatchMode):
 
 def _use_counts(tensor: torch.Tensor) -> tuple[int, int]:
     """Number of references to a tensor and to its storage."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    own = tensor._use_count()  # type: ignore[attr-defined]  # torch's stub lacks it
+    return own, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @cache
