@@ -9,7 +9,7 @@ Release = tuple[int, int, int]
 TORCH = {
     "cublaslt_workspace_lasts": (2, 9, 0),
     "cudnn_attention_first": (2, 11, 0),
-    "cub_aligns_twice": (2, 11, 0),
+    "flash_seeds_on_device": (2, 7, 0),
     "rms_norm_fused": (2, 9, 0),
 }
 """Behaviour -> the first release of PyTorch that has it, in the build that PyPI has. Found by running operators on the
@@ -21,9 +21,13 @@ emulated H100 under each release.
 - ``cudnn_attention_first``: compute capabilities 9.0 and 10.0 prefer cuDNN's attention, others flash attention
   (ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention: with a cuDNN after 9.15). Before, all
   prefer flash attention (2.5.0 alone did not).
-- ``cub_aligns_twice``: CUB requests 256 bytes more where it scans and selects. CUDA 13 has this CUB.
+- ``flash_seeds_on_device``: flash attention keeps seed and offset of its random numbers on the device
+  (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_fwd). Before, they are on the CPU.
 - ``rms_norm_fused``: ``torch.nn.functional.rms_norm`` is one operator (ATen/native/layer_norm.cpp).
 """
+
+CUDA = (((2, 11), 1300), ((2, 8), 1208), ((2, 7), 1206), ((2, 5), 1204), ((0, 0), 1201))
+"""(first release of PyTorch, CUDA that its build of PyPI was compiled with), newest first: 1208 is 12.8."""
 
 
 def release(version: str) -> Release:
@@ -36,3 +40,8 @@ def release(version: str) -> Release:
 def torch_has(behaviour: str, version: str) -> bool:
     """Whether a release of PyTorch has a behaviour of :data:`TORCH`."""
     return release(version) >= TORCH[behaviour]
+
+
+def cuda_of(version: str) -> int:
+    """The CUDA release that PyPI's build of a release of PyTorch was compiled with: 1208 is 12.8."""
+    return next(cuda for since, cuda in CUDA if release(version) >= since)

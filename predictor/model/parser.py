@@ -88,8 +88,8 @@ def build_plain(config: ModelConfig, attn_implementation: str, dtype: str = "bf1
         if attn_implementation == "sdpa" and not library._supports_sdpa:
             attn_implementation = "eager"  # transformers' own fallback
         with torch.device("meta"):
-            model = library._from_config(hf_config, dtype=getattr(torch, TORCH_NAMES[dtype]),
-                                         attn_implementation=attn_implementation)
+            model = library._from_config(hf_config, attn_implementation=attn_implementation,
+                                         **transformers_releases.dtype_option(getattr(torch, TORCH_NAMES[dtype])))
     except InputError:
         raise
     except Exception as error:  # a wrong field of the configuration can raise any exception in transformers
@@ -152,8 +152,6 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     Raises:
         InputError: the model does not support checkpointing, or a pattern matches no layer.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     if not model.supports_gradient_checkpointing:
         raise InputError(f"gradient_checkpointing: {type(model).__name__} does not support it: switch it off "
                          "(--no-gradient-checkpointing)")
@@ -161,7 +159,8 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}, **options)
     if not modules:
         return
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, GradientCheckpointingLayer)}
+    layers = {name: layer for name, layer in model.named_modules()
+              if isinstance(layer, transformers_releases.checkpointed_layer())}
     for pattern in modules:
         if not any(_matches(name, pattern) for name in layers):
             raise InputError(f"gradient_checkpointing_modules: pattern {pattern!r} matches no layer (for example "

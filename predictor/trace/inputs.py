@@ -95,7 +95,7 @@ class Inputs:
             return [audio_inputs.tokens(self.model)]
         if self.config.kind is not Modality.IMAGE_TEXT:
             return [0]
-        features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
+        features = transformers_releases.image_features(self.model, video=bool(self.video_frames))
         if features is None:
             return [1]  # the model reads images by cross-attention, and one token stands for each
         pixels = self._pixels([[size] * count])
@@ -105,7 +105,7 @@ class Inputs:
 
         packaged = self.model.config._attn_implementation == "flash_attention_2"
         with flash_attention.on_meta() if packaged else nullcontext():  # the real package does not take meta tensors
-            output = transformers_releases.image_features(call_on_meta(features, self._fitting(pixels, features)))
+            output = call_on_meta(features, self._fitting(pixels, features))
         parts = output if isinstance(output, (tuple, list)) else [output]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._has_timestamps else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from predictor.trace.operators.call import Call, nbytes
+from predictor.trace.operators.call import Call, has, nbytes
 
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
@@ -40,14 +40,16 @@ def flash_forward(call: Call) -> None:
     elif rows != key.shape[2]:
         dimensions += (key.shape[2],)
     call.results(*call.out[:2])
-    if dropout:
+    if dropout and has("flash_seeds_on_device"):
         seeds, unused = (next(tensor for tensor in call.out if nbytes(tensor) == size) for size in (16, 8))
         first = call.allocate(nbytes(seeds))
         call.results(unused)
         call.results()
         return call.free(first)
-    partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
-    call.results()
+    names = () if dropout else ("flash_split_sums", "flash_split_outputs")
+    partial = [call.allocate((name, dimensions)) for name in names]
+    if has("flash_seeds_on_device"):
+        call.results()
     for buffer in partial:
         call.free(buffer)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from predictor.common.releases import torch_has
-from predictor.events.workspaces import CUB_ALIGNMENT, INT64
+from predictor.common.releases import cuda_of, torch_has
+from predictor.events.workspaces import INT64, NEWEST_CUB
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,15 @@ def has(behaviour: str) -> bool:
 
 
 def cub(name: str, *dimensions: int) -> tuple[str, tuple[int, ...]]:
-    """A temporary of CUB where it scans or selects, with the extra bytes of the PyTorch that traces."""
-    return name, dimensions if has("cub_aligns_twice") else (*dimensions, CUB_ALIGNMENT - 1)
+    """A temporary of CUB, of the release that the PyTorch that traces was compiled with."""
+    cuda = cuda_of(torch.__version__)
+    return name, dimensions if cuda >= NEWEST_CUB else (*dimensions, cuda)
 
 
 def cub_scan(items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:
     """The temporary of CUB's scan of a row."""
-    wide = itemsize == INT64 and has("cub_aligns_twice")  # the default of the function needs no dimension
-    return cub("cub_scan", items) if wide else cub("cub_scan", items, itemsize)
+    name, dimensions = cub("cub_scan", items, itemsize)
+    return name, dimensions[:1] if dimensions == (items, INT64) else dimensions
 
 
 def copies(*tensors: torch.Tensor) -> list[int]:

@@ -45,7 +45,8 @@ def index_put(call: Call) -> None:
     items = count * target.numel() // math.prod(target.shape[axis] for axis in indexed)
     whole = () if values.numel() == items and values.is_contiguous() else (items * values.element_size(),)
     moved = (nbytes(target),) if apart else ()
-    call.temporaries(*whole, *moved, 8 * count, 8 * count, 8 * count, ("index_sort", (count, target.numel() // slices)))
+    sort = cub("index_sort", count, target.numel() // slices)
+    call.temporaries(*whole, *moved, 8 * count, 8 * count, 8 * count, sort)
     call.free(linear)
 
 
@@ -103,7 +104,7 @@ def embedding_backward(call: Call) -> None:
     copy = None if gradient.is_contiguous() else call.allocate(nbytes(gradient))
     each = ("embedding_indices", (tokens,))
     ordered, original = call.allocate(each), call.allocate(each)
-    call.temporaries(each, ("embedding_sort", (tokens,)))
+    call.temporaries(each, cub("embedding_sort", tokens))
     call.results()
     segment, number = ("embedding_segments", (tokens, vocabulary)), ("embedding_number", (tokens,))
     offsets, count = call.allocate(each), call.allocate(number)
@@ -141,4 +142,4 @@ def sort(call: Call) -> None:
     fillSliceWithIndex and launch_stable_sort_kernel)."""
     source = call.args[0]
     row = (source.numel(),) if source.dim() == 1 and source.dtype == torch.int64 else ()
-    call.results_and_temporaries(*((8 * row[0], ("row_sort", row)) if row else ()))
+    call.results_and_temporaries(*((8 * row[0], cub("row_sort", *row)) if row else ()))
