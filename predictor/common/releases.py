@@ -9,6 +9,8 @@ Release = tuple[int, int, int]
 TORCH = {
     "cublaslt_workspace_lasts": (2, 9, 0),
     "cudnn_attention_first": (2, 11, 0),
+    "checkpoints_on_meta": (2, 5, 0),
+    "flash_attention_on_meta": (2, 5, 0),
     "flash_seeds_on_device": (2, 7, 0),
     "rms_norm_fused": (2, 9, 0),
 }
@@ -21,6 +23,8 @@ emulated H100 under each release.
 - ``cudnn_attention_first``: compute capabilities 9.0 and 10.0 prefer cuDNN's attention, others flash attention
   (ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention: with a cuDNN after 9.15). Before, all
   prefer flash attention (2.5.0 alone did not).
+- ``checkpoints_on_meta``: checkpoints need no module ``torch.meta`` (torch/utils/checkpoint.py, _get_device_module).
+- ``flash_attention_on_meta``: flash attention runs on meta tensors (torch/_meta_registrations.py).
 - ``flash_seeds_on_device``: flash attention keeps seed and offset of its random numbers on the device
   (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_fwd). Before, they are on the CPU.
 - ``rms_norm_fused``: ``torch.nn.functional.rms_norm`` is one operator (ATen/native/layer_norm.cpp).

@@ -107,7 +107,9 @@ def class_of(config: ModelConfig, hf_config):
     """
     import transformers
 
-    mapped = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
+    names = map(transformers_releases.auto_class, CLASSES[config.kind])
+    autos = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    mapped = [auto._model_mapping.get(type(hf_config), None) for auto in autos]
     classes = [library[0] if isinstance(library, tuple) else library for library in mapped if library is not None]
     architectures = config.document.get("architectures") or ()
     if architectures and not any(hasattr(transformers, name) for name in architectures):
@@ -241,7 +243,7 @@ def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -
 
     from predictor.model.tensor_parallel import is_sharded, local_part
 
-    decay = decayed(model)
+    decay = transformers_releases.decayed(model)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     tensors = [Parameter(name, tuple(local_part(p).shape), p.element_size(), p.requires_grad, name in decay,
                          embedding=id(p) in embeddings, sharded=is_sharded(p))
@@ -261,12 +263,3 @@ def _hidden_size(config) -> int:
             if getattr(part, name, None) is not None:
                 return choose(getattr(part, name))
     return 0
-
-
-def decayed(model) -> set[str]:
-    """Names of the parameters in the weight-decay group (transformers 5.17: Trainer.get_decay_parameter_names)."""
-    from torch import nn
-    from transformers.trainer_pt_utils import get_parameter_names
-
-    patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-    return set(get_parameter_names(model, [nn.LayerNorm], patterns))

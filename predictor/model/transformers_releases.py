@@ -34,6 +34,11 @@ def checkpointing_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
+def auto_class(name: str) -> str:
+    """The name that an automatic class has in the installed release (models/auto/modeling_auto.py)."""
+    return "AutoModelForVision2Seq" if name == "AutoModelForImageTextToText" and _release() < (4, 45) else name
+
+
 def dtype_option(dtype: Any) -> dict[str, Any]:
     """The argument that gives a new model its dtype: ``torch_dtype`` before 4.56 (modeling_utils.py, _from_config)."""
     return {"dtype" if _release() >= (4, 56) else "torch_dtype": dtype}
@@ -85,6 +90,31 @@ def _features_before_4_50(model: Any) -> Callable[..., Any] | None:
         first = int(model.config.vision_feature_select_strategy == "default")
         return lambda pixel_values: model.vision_tower(pixel_values).last_hidden_state[:, first:]
     return None
+
+
+def decayed(model: Any) -> set[str]:
+    """Names of the parameters in the weight-decay group (5.17: Trainer.get_decay_parameter_names).
+
+    4.43 excludes biases and the parameters of registered norms, later releases those with certain names.
+    """
+    from torch import nn
+    from transformers import pytorch_utils
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    if len(inspect.signature(get_parameter_names).parameters) < 3:
+        return {name for name in get_parameter_names(model, pytorch_utils.ALL_LAYERNORM_LAYERS) if "bias" not in name}
+    patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+    return set(get_parameter_names(model, [nn.LayerNorm], patterns))
+
+
+def merges_images(model: Any) -> bool:
+    """Whether a model puts the tokens of an image in the place of one token itself, and needs an attention mask for
+    that (4.43: models/llava/modeling_llava.py, _merge_input_ids_with_image_features).
+
+    Later releases do so only for inputs that lack room for the image's tokens.
+    """
+    forward = inspect.getsource(type(model).forward)
+    return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
 
 
 def check_flash_attention(integration: ModuleType) -> None:
