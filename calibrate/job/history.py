@@ -28,7 +28,7 @@ from predictor.snapshot.reader import NOTES_KEY
 from predictor.trace.module_tracker import ModuleTracker
 
 MARK = "peakcast "
-KEEP_EVENTS = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
+KEEP_EVENTS: dict[str, Any] = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
 """Without it, a profile warns that it forgets the events of earlier cycles. PyTorch 2.4 has no cycles to forget."""
 EVALUATE = "autograd::engine::evaluate_function: "
 """Prefix of the profiler's event for a backward function."""

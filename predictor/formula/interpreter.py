@@ -10,6 +10,8 @@ import json
 import pickle
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +62,16 @@ class Interpreter:
 
 CHOSEN: ContextVar[Interpreter | None] = ContextVar("CHOSEN", default=None)
 """The interpreter in which models are traced; None: the one that runs peakcast."""
+
+
+@contextmanager
+def tracing_in(interpreter: Interpreter) -> Iterator[None]:
+    """A block in which models are traced in another interpreter."""
+    token = CHOSEN.set(interpreter)
+    try:
+        yield
+    finally:
+        CHOSEN.reset(token)
 
 
 def find(path: str) -> Interpreter:

@@ -161,8 +161,11 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}, **options)
     if not modules:
         return
-    layers = {name: layer for name, layer in model.named_modules()
-              if isinstance(layer, transformers_releases.checkpointed_layer())}
+    kind = transformers_releases.checkpointed_layer()
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kind)}
+    if not layers:
+        raise InputError("gradient_checkpointing_modules: the layers of this release of transformers do not decide "
+                         "themselves whether they are checkpointed: leave it out, or use transformers 4.52 or later")
     for pattern in modules:
         if not any(_matches(name, pattern) for name in layers):
             raise InputError(f"gradient_checkpointing_modules: pattern {pattern!r} matches no layer (for example "

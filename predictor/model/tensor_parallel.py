@@ -24,7 +24,7 @@ from predictor.common.errors import InputError
 try:
     from torch.distributed.tensor import DTensor
 except ImportError:  # PyTorch 2.4
-    from torch.distributed._tensor import DTensor
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # older releases lack it

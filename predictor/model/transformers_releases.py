@@ -44,7 +44,7 @@ def dtype_option(dtype: Any) -> dict[str, Any]:
     return {"dtype" if _release() >= (4, 56) else "torch_dtype": dtype}
 
 
-def checkpointed_layer() -> type:
+def checkpointed_layer() -> type[Any]:
     """The class of layers that decide themselves whether they are checkpointed (modeling_layers.py, since 4.52).
 
     Before, the model that calls them decides. No layer has the class that is returned then.

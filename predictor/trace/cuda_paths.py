@@ -324,6 +324,7 @@ def as_on_cuda(backend: str):
           patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
           patch.object(functional, "one_hot", one_hot(functional.one_hot)),
           patch.object(torch, "autocast", autocast(torch.autocast)),
-          nullcontext() if has("checkpoints_on_meta") else patch.object(torch, "meta", torch.device("meta"), create=True),
+          nullcontext() if has("checkpoints_on_meta") else patch.object(torch, "meta", torch.device("meta"),
+                                                                        create=True),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield
