@@ -41,6 +41,7 @@ from predictor.formula import interpreter
 from predictor.workload.workload import Workload
 
 ROWS, PAGE = EVIDENCE / "stacks.jsonl", PAGES / "stacks.md"
+MODELS = Path(__file__).with_name("configs")
 LISTS = json.loads(Path(__file__).with_suffix(".json").read_text())
 SHARED: dict[str, Any] = {"gpu": "h100-80gb", "capacity_bytes": compact.PLENTY_BYTES, "profile": "none"}
 NAMED = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
@@ -48,9 +49,9 @@ HEAD = """# Other releases, measured and predicted
 
 Peaks in bytes on the emulated H100 (400 GiB of memory, so that each job is measured to its end) under releases of
 PyTorch, transformers and DeepSpeed, and predicted less measured, with the model traced in that environment
-(`--python`). Made by `python scripts/check.py stacks` on {date} from `evidence/stacks.jsonl`, which has the date of each
-measurement. {jobs} jobs under {stacks} stacks: requested off by at most {requested:.4%}, allocated by {allocated:.4%},
-reserved by {reserved:.4%}.
+(`--python`). Made by `python scripts/check.py stacks` on {date} from `evidence/stacks.jsonl`, which has the date of
+each measurement. {jobs} jobs under {stacks} stacks: requested off by at most {requested:.4%}, allocated by
+{allocated:.4%}, reserved by {reserved:.4%}.
 """
 TABLE = """
 ## {stack}
@@ -95,14 +96,22 @@ def row(job: Mapping[str, Any], python: str) -> Row:
     fixed = {"date": date.today().isoformat(), "software": {name: found.versions.get(name) for name in NAMED}}
     try:
         with interpreter.tracing_in(found):
-            workload = Workload.from_mapping({**SHARED, **job["job"], "versions": found.versions})
+            model = _file(job["job"]["model"])
+            workload = Workload.from_mapping({**SHARED, **job["job"], "model": model, "versions": found.versions})
             record = measure_job(workload, device=MeasuredOn.EMULATED, interpreter=python)
             predicted = predict(workload.replace(rank=record.rank)).to_json()
     except InputError as error:
+        if "was killed" in str(error):  # by this machine, which has too little memory
+            raise
         return {**job, **fixed, "rejected": str(error).replace(python, "python")}
     return {**job, **fixed, "rank": record.rank, "seconds": round(record.job.seconds, 1)} | {
         f"{name}_bytes": {"measured": record.peak(f"{name}_bytes").bytes, "predicted": predicted[f"peak_{name}_bytes"]}
         for name in COUNTERS}
+
+
+def _file(model: str) -> str:
+    """The path of a model that is a file in the directory of models, or a known name as it is."""
+    return str(MODELS / model) if model.endswith(".json") else model
 
 
 @contextmanager
