@@ -104,10 +104,6 @@ def _trace_in(path: str | None, values: dict[Any, Any]) -> dict[str, Any]:
     for name, version in given.items() if isinstance(given, Mapping) else ():
         if found.versions.get(name, version) != version:
             raise InputError(f"--versions {name}={version}: --python has {name} {found.versions[name]}: leave it out")
-    if "deepspeed" not in found.versions and (values.get("engine") == "deepspeed" or any(
-            values.get(key) is not None for key in ("deepspeed", "zero_stage"))):
-        raise InputError(f"--python {quoted(path)}: deepspeed is not installed there, and the job uses it: name the "
-                         "interpreter of the environment that trains")
     return {"versions": {**given, **found.versions}}
 
 
@@ -159,7 +155,24 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """
     user = given(arguments)
     result = Workload.from_mapping(user.values, source=user.label)
+    _check_installed(result)
     return result.read_from(user.source) if user.source else result
+
+
+def _check_installed(workload: Workload) -> None:
+    """Checks that the environment of ``--python`` has the packages that the job runs.
+
+    Raises:
+        InputError: it lacks one.
+    """
+    from predictor.formula import interpreter
+    from predictor.profile.reach import PACKAGES
+
+    chosen = interpreter.CHOSEN.get()
+    for name, is_used in PACKAGES.items():
+        if chosen and name not in chosen.versions and is_used(workload):
+            raise InputError(f"--python {quoted(chosen.path)}: {name} is not installed there, and the job uses it: "
+                             "name the interpreter of the environment that trains")
 
 
 def given(arguments: argparse.Namespace) -> Given:

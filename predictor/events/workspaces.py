@@ -355,8 +355,13 @@ def _radix_sort(gpu, items, passes, cub):
 def index_sort(gpu, items, rows, cub=NEWEST_CUB):
     """Radix sort of indices, by the bits of the highest row, eight in each pass (ATen/native/cuda/Indexing.cu); one
     block sorts up to 2304 items and needs 1 byte."""
+    return np.where(items > 2304, _radix_sort(gpu, items, _passes(rows), cub), 1)
+
+
+def _passes(rows):
+    """Passes over the bits of the highest of the rows, eight bits in each."""
     bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
-    return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8), cub), 1)
+    return _ceil_div(bits.astype(np.int64), 8)
 
 
 def row_sort(gpu, items, cub=NEWEST_CUB):
@@ -370,9 +375,11 @@ def embedding_indices(gpu, tokens):
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
 
 
-def embedding_sort(gpu, tokens, cub=NEWEST_CUB):
-    """Radix sort of token ids by all 64 bits (Embedding.cu, embedding_dense_backward_cuda)."""
-    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8, cub), 0)
+def embedding_sort(gpu, tokens, cub=NEWEST_CUB, rows=None):
+    """Radix sort of token ids by all 64 bits (Embedding.cu, embedding_dense_backward_cuda). PyTorch 2.14 sorts by the
+    bits of the highest of the ``rows``."""
+    passes = 8 if rows is None else _passes(rows)
+    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, passes, cub), 0)
 
 
 def embedding_number(gpu, tokens):

@@ -89,6 +89,12 @@ function radixSort(gpu, items, passes, cub) {
   return pairs + 2048 * passes + CUB_SLACK + 1024 * ceilDiv(items, tile(gpu, SORT_TILES, cub));
 }
 
+function passes(rows) {
+  let bits = 0;
+  for (let left = Math.max(rows - 1, 1); left >= 1; left = floorDiv(left, 2)) bits += 1;
+  return ceilDiv(bits, 8);
+}
+
 const many = (tokens, bytes) => (tokens > FEW_INDICES ? bytes() : 0);
 
 // Whether bitsandbytes' own kernel multiplies by weights of 4 bits (predictor/events/gemm_4bit.py).
@@ -205,14 +211,12 @@ const WORKSPACES = {
   cub_count: gpu =>
     roundUp(4 * 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
   cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
-  index_sort(gpu, items, rows, cub = NEWEST_CUB) {
-    let bits = 0;
-    for (let left = Math.max(rows - 1, 1); left >= 1; left = floorDiv(left, 2)) bits += 1;
-    return items > 2304 ? radixSort(gpu, items, ceilDiv(bits, 8), cub) : 1;
-  },
+  index_sort: (gpu, items, rows, cub = NEWEST_CUB) =>
+    (items > 2304 ? radixSort(gpu, items, passes(rows), cub) : 1),
   row_sort: (gpu, items, cub = NEWEST_CUB) => (items > 4096 ? radixSort(gpu, items, 8, cub) : 0),
   embedding_indices: (gpu, tokens) => many(tokens, () => INT64 * tokens),
-  embedding_sort: (gpu, tokens, cub = NEWEST_CUB) => many(tokens, () => radixSort(gpu, tokens, 8, cub)),
+  embedding_sort: (gpu, tokens, cub = NEWEST_CUB, rows = null) => many(tokens, () =>
+    radixSort(gpu, tokens, rows === null ? 8 : passes(rows), cub)),
   embedding_number: (gpu, tokens) => many(tokens, () => INT64),
   embedding_unique: (gpu, tokens, cub = NEWEST_CUB) => many(tokens, () =>
     roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES, cub)) + 32) * (cub >= 1206 ? 16 : 8), CUB_ALIGNMENT) + slack(cub)),

@@ -124,8 +124,8 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
     """The kernel that PyTorch chooses (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     cuDNN needs head sizes that are multiples of 8, up to 256. Flash attention takes no mask.
-    Memory-efficient attention takes no grouped heads. Only memory-efficient attention has a gradient for a mask. No
-    fused kernel takes a mask whose rows are not contiguous.
+    Memory-efficient attention takes no grouped heads before PyTorch 2.14. Only it has a gradient for a mask. No fused
+    kernel takes a mask whose rows are not contiguous.
 
     Args:
         grouped: whether several query heads share a key head.
@@ -139,7 +139,8 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
         backend = "flash"
     if backend == "flash" and mask is not None:
         backend = "efficient"
-    return "math" if backend == "efficient" and grouped else backend
+    takes_grouped = backend != "efficient" or has("efficient_takes_grouped_heads")
+    return "math" if grouped and not takes_grouped else backend
 
 
 def scaled_dot_product_attention(backend: str, original):

@@ -75,7 +75,9 @@ def efficient_forward(call: Call) -> None:
     """Row sums, with rows rounded up; then a result in fp32 if a head is too wide for one block (mem_eff_attention/
     kernel_forward.h, kNeedsOutputAccumulatorBuffer). Seed and offset stay on the CPU (attention.cu,
     _efficient_attention_forward)."""
-    out, sums, *_ = call.out
+    out, sums, *seeds = call.out
+    if has("efficient_seeds_on_device"):
+        call.results(*seeds)
     call.results(out)
     if sums.numel():
         call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
@@ -102,6 +104,9 @@ def efficient_backward(call: Call) -> None:
     for bias in biases:
         length = bias.shape[-1]
         call.results(bias, size=("bias_gradient", (bias.numel() // length, length, bias.element_size())))
+    key = call.args[2]
+    expanded = [call.allocate(nbytes(key) * query.shape[1] // key.shape[1])
+                for _ in range(2 * (query.shape[1] != key.shape[1]))]  # dK and dV of all query heads
     wide = query.element_size() == 4
     terms = [call.allocate(4 * query.numel()), call.allocate(("efficient_delta", dimensions))] if wide else []
     delta = call.allocate(("efficient_delta", dimensions))
@@ -112,4 +117,4 @@ def efficient_backward(call: Call) -> None:
     accumulators = call.allocate(("efficient_backward", (*dimensions, *more)))
     call.free(delta)
     call.free(accumulators)
-    call.release(copies)
+    call.release([*copies, *expanded])

@@ -66,10 +66,14 @@ def has(behaviour: str) -> bool:
     return torch_has(behaviour, torch.__version__)
 
 
+def cuda() -> int:
+    """The CUDA release that the PyTorch that traces was compiled with: 1208 is 12.8."""
+    return cuda_of(torch.__version__)
+
+
 def cub(name: str, *dimensions: int) -> tuple[str, tuple[int, ...]]:
     """A temporary of CUB, of the release that the PyTorch that traces was compiled with."""
-    cuda = cuda_of(torch.__version__)
-    return name, dimensions if cuda >= NEWEST_CUB else (*dimensions, cuda)
+    return name, dimensions if cuda() >= NEWEST_CUB else (*dimensions, cuda())
 
 
 def cub_scan(items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, copies, cub, cub_scan, nbytes
+from predictor.trace.operators.call import Call, copies, cub, cub_scan, cuda, has, nbytes
 
 FEW_ROWS = 10
 """Embedding backward adds up whole rows, not partial ones, if the embedding has at most this number of rows (such as
@@ -104,7 +104,8 @@ def embedding_backward(call: Call) -> None:
     copy = None if gradient.is_contiguous() else call.allocate(nbytes(gradient))
     each = ("embedding_indices", (tokens,))
     ordered, original = call.allocate(each), call.allocate(each)
-    call.temporaries(each, cub("embedding_sort", tokens))
+    bits = (cuda(), vocabulary) if has("embedding_sorts_few_bits") else ()
+    call.temporaries(each, ("embedding_sort", (tokens, *bits)) if bits else cub("embedding_sort", tokens))
     call.results()
     segment, number = ("embedding_segments", (tokens, vocabulary)), ("embedding_number", (tokens,))
     offsets, count = call.allocate(each), call.allocate(number)

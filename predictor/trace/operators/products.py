@@ -34,7 +34,7 @@ def _workspaces(call: Call, *, by_cublaslt: bool) -> None:
     call.lasting_workspace("cublas_workspace")
     if workspace is not None:
         call.free(workspace)
-    elif by_cublaslt:
+    elif by_cublaslt and not has("cublaslt_shares_workspace"):
         call.lasting_workspace("cublaslt_workspace")
 
 
