@@ -98,7 +98,7 @@ def row(job: Mapping[str, Any], python: str) -> Row:
         with interpreter.tracing_in(found):
             model = _file(job["job"]["model"])
             workload = Workload.from_mapping({**SHARED, **job["job"], "model": model, "versions": found.versions})
-            record = measure_job(workload, device=MeasuredOn.EMULATED, interpreter=python)
+            record = measure_job(workload, device=MeasuredOn.EMULATED)
             predicted = predict(workload.replace(rank=record.rank)).to_json()
     except InputError as error:
         if "was killed" in str(error):  # by this machine, which has too little memory

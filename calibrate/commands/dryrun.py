@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 import time
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Invalid, Size, Whole
 
 if TYPE_CHECKING:
@@ -61,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     command = _as_given(command)
     if not command:
         raise InputError("a command is missing: peakcast dryrun [options] -- python train.py")
+    if arguments.python is not None:  # its programs are found first, by the command and by scripts that it starts
+        os.environ["PATH"] = os.pathsep.join([_directory(arguments.python), os.environ.get("PATH", "")])
     settings = {
         "world_size": _value("--world-size", Whole(1, 65_536), arguments.world_size),
         "rank": _value("--rank", Whole(0, 65_535), arguments.rank),
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = Machine(gpu=arguments.gpu, capacity_bytes=settings.pop("capacity_bytes"), events=arguments.events)
     streams = Streams(output=sys.stderr.fileno() if quiet else None,
                       progress=Teller().tell if sys.stderr.isatty() else None)
-    result = dryrun(command, machine, streams=streams, interpreter=arguments.python, **settings)
+    result = dryrun(command, machine, streams=streams, **settings)
 
     def report(console) -> None:
         from calibrate.report.dryrun import report
@@ -91,6 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
 
         raise InputError(f"{ending(result)}: its own message is above")
     return 0
+
+
+def _directory(python: str) -> str:
+    """The directory of an interpreter.
+
+    Raises:
+        InputError: there is none.
+    """
+    if shutil.which(python) is None:
+        raise InputError(f"--python {quoted(python)}: cannot be run: give the path of a Python interpreter")
+    return os.path.dirname(os.path.abspath(python))
 
 
 class Teller:

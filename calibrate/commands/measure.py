@@ -56,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     device = {"cuda": MeasuredOn.DEVICE, "emulated": MeasuredOn.EMULATED}.get(arguments.device)
     record = measure(workload, device=device, snapshot=arguments.snapshot, events=arguments.events,
-                     verbose=arguments.verbose, command=["peakcast", *sys.argv[1:]],
-                     interpreter=arguments.python or sys.executable)
+                     verbose=arguments.verbose, command=["peakcast", *sys.argv[1:]])
 
     def report(console) -> None:
         from calibrate.report.measurement import report

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from calibrate import child
 from calibrate.emulator import installed_torch, stub_functions
@@ -67,8 +68,7 @@ def find_torch(interpreter: str = sys.executable) -> Torch:
     Raises:
         InputError: PyTorch is not installed, or is a CPU-only build.
     """
-    found = installed_torch.installed() if interpreter == sys.executable else json.loads(
-        subprocess.run([interpreter, installed_torch.__file__], capture_output=True, text=True).stdout or "{}")
+    found = _installed(interpreter)
     if not found:
         place = "here" if interpreter == sys.executable else f"in the environment of {interpreter}"
         raise InputError(f"PyTorch is not installed {place}: pip install torch (a CUDA build)")
@@ -78,6 +78,18 @@ def find_torch(interpreter: str = sys.executable) -> Torch:
             "inside PyTorch: install a CUDA build (no GPU or driver is needed)"
         )
     return Torch(Path(found["directory"]), found["version"], found["cuda"])
+
+
+def has_torch(interpreter: str) -> bool:
+    """Whether an interpreter has PyTorch."""
+    return bool(_installed(interpreter))
+
+
+def _installed(interpreter: str) -> dict[str, Any]:
+    if interpreter == sys.executable:
+        return installed_torch.installed()
+    answer = subprocess.run([interpreter, installed_torch.__file__], capture_output=True, text=True).stdout
+    return json.loads(answer or "{}")
 
 
 def cache_root() -> Path:

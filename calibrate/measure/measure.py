@@ -29,6 +29,7 @@ from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
 from predictor.common.json_dataclasses import from_plain
 from predictor.common.suggestions import quoted
+from predictor.formula import interpreter
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
@@ -44,8 +45,11 @@ def default_device() -> MeasuredOn:
 
 def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: str | None = None,
             events: str = "immediate", verbose: bool = False, command: Sequence[str] = (),
-            inject: Injection | None = None, interpreter: str = sys.executable) -> Record:
+            inject: Injection | None = None) -> Record:
     """Run one workload for three steps and record what PyTorch's allocator counted.
+
+    It runs in the interpreter in which models are traced (:data:`predictor.formula.interpreter.CHOSEN`), with the
+    packages of its environment.
 
     Args:
         workload: what is trained and how. ``rank`` "worst" means the rank with the highest predicted peak. On an
@@ -57,7 +61,6 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         verbose: show the job's own output, on stderr.
         command: the words of the command line, for the record.
         inject: differences to inject into the emulated GPU. The record lists them.
-        interpreter: the Python that runs the job, with the packages of its environment.
 
     Raises:
         InputError: the workload cannot be run here, or the job failed for another reason than GPU memory.
@@ -74,7 +77,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         machine = Machine(gpu=gpu, capacity_bytes=workload.capacity, events=events,
                           devices=int(os.environ["LOCAL_WORLD_SIZE"]) if single_rank.launched() else 1,
                           inject=inject or Injection())
-        changes = environment(machine, shadow_real_gpu=True, interpreter=interpreter)
+        changes = environment(machine, shadow_real_gpu=True, interpreter=interpreter.path())
     elif inject is not None:
         raise InputError("nothing can be injected into a real GPU: device must be emulated")
     if workload.allocator_conf:
@@ -84,7 +87,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         workload=workload.resolved(), rank=rank, answer="", snapshot=snapshot,
         limit_bytes=workload.capacity_bytes if device is MeasuredOn.DEVICE else None,
         event_completion=events if device is MeasuredOn.EMULATED else None, parent=os.getpid())
-    job = _run(order, changes, verbose, interpreter)
+    job = _run(order, changes, verbose)
     if job.measured_on is not device:
         raise InputError("this shell runs on an emulated GPU, which hides the real one: "
                          "start the measurement from an ordinary shell")
@@ -106,26 +109,26 @@ def _on_its_gpu(workload: Workload, job: MeasuredJob) -> Workload:
         return workload
 
 
-def _run(order: JobRequest, changes: dict[str, str], verbose: bool, interpreter: str) -> MeasuredJob:
+def _run(order: JobRequest, changes: dict[str, str], verbose: bool) -> MeasuredJob:
     """Runs the job, waits for it, and reads its result. Its temporary files are removed."""
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory, _part_file(order.snapshot) as part:
         answer, log = Path(directory) / "answer.json", Path(directory) / "log.txt"
         log.touch()
         job_order = replace(order, answer=str(answer), snapshot=part)
         variables = {**os.environ, **changes}
-        code = None if verbose else warm_workers.run(job_order, variables, str(log), interpreter)
+        code = None if verbose else warm_workers.run(job_order, variables, str(log), interpreter.path())
         if code is None:
-            code = _start(job_order, variables, None if verbose else log, interpreter)
+            code = _start(job_order, variables, None if verbose else log)
         measured = _read(answer, log, code)
         if part is not None and order.snapshot is not None:
             os.replace(part, order.snapshot)
         return measured
 
 
-def _start(order: JobRequest, variables: dict[str, str], log: Path | None, interpreter: str) -> int:
+def _start(order: JobRequest, variables: dict[str, str], log: Path | None) -> int:
     """Runs a job in a new process and returns its exit code. Without a log, its output goes to stderr."""
     with open(log, "w") if log else nullcontext(sys.stderr) as output:
-        job = subprocess.Popen(**child.python("calibrate.job.job", variables=variables, interpreter=interpreter),
+        job = subprocess.Popen(**child.python("calibrate.job.job", variables=variables, interpreter=interpreter.path()),
                                stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)
         try:
             job.communicate(json.dumps(asdict(order)))

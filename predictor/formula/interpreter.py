@@ -9,6 +9,7 @@ import base64
 import json
 import pickle
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,13 @@ class Interpreter:
 
 
 CHOSEN: ContextVar[Interpreter | None] = ContextVar("CHOSEN", default=None)
-"""The interpreter in which models are traced; None: the one that runs peakcast."""
+"""The interpreter in which models are traced and jobs are measured; None: the one that runs peakcast."""
+
+
+def path() -> str:
+    """The path of the chosen interpreter, or of the one that runs peakcast."""
+    chosen = CHOSEN.get()
+    return chosen.path if chosen else sys.executable
 
 
 @contextmanager

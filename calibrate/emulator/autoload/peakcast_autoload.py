@@ -1,4 +1,4 @@
-"""Entry points through which `import torch` starts code of peakcast in a job, in whichever environment it runs."""
+"""Entry point through which `import torch` starts the integer tracker of an emulated job, in whichever environment."""
 
 import importlib
 import runpy
@@ -8,19 +8,14 @@ from pathlib import Path
 START = Path(__file__).resolve().parents[3] / "predictor" / "common" / "start.py"
 
 
-def track_integers():
-    """Starts the integer tracker of an emulated job."""
-    _module("calibrate.emulator.host_values").install()
-
-
-def watch():
-    """Starts the watcher of a dry run."""
-    _module("calibrate.dryrun.hooks").start()
-
-
-def _module(name):
+def own_module(name):
     """A module of peakcast. Its packages are found last, so that they hide none of the job's."""
     finder = runpy.run_path(str(START))["OwnPackages"]
     if not any(type(known).__name__ == finder.__name__ for known in sys.meta_path):
         sys.meta_path.append(finder())
     return importlib.import_module(name)
+
+
+def track_integers():
+    """Starts the tracker."""
+    own_module("calibrate.emulator.host_values").install()
