@@ -123,6 +123,11 @@ CHECKS = {
         takes="half an hour", table_takes="at once",
         writes=("profiles/evidence/methods.jsonl", "profiles/pages/methods.md"),
         tolerance={"jobs that came out otherwise": 0}),
+    "stacks": Check(
+        "calibrate.checks.stacks", "do predictions match jobs under other releases of PyTorch and transformers?",
+        takes="an hour and 8 GB of disk", table_takes="at once",
+        writes=("profiles/evidence/stacks.jsonl", "profiles/pages/stacks.md"),
+        tolerance={"requested": 0.0001, "allocated": 0.0005, "reserved": 0.005}),
     "recovery": Check(
         "calibrate.checks.recovery", "does a calibration recover changes that were made to the emulated H100?",
         takes="20 minutes", writes=("profiles/evidence/recovery.json",),

@@ -11,24 +11,25 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-START = Path(__file__).resolve().parent / "start.py"
+from predictor.common import start
 
 
-def python(module: str, *words: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def python(module: str, *words: str, variables: Mapping[str, str] | None = None,
+           interpreter: str = sys.executable) -> dict[str, Any]:
     """The arguments for ``subprocess`` that run a module of ours like ``python -m module words``.
 
     Args:
         module: the module's full name.
         words: the arguments of its command line.
         variables: the environment of the process; None for this process's own.
+        interpreter: the Python that runs it; another environment's has only our packages in common with this one.
     """
     environment = dict(os.environ if variables is None else variables)
     if "PYTHONPATH" in environment:
         environment["PYTHONPATH"] = _absolute(environment["PYTHONPATH"])
-    return {"args": [sys.executable, str(START), module, *words], "env": environment}
+    return {"args": [interpreter, start.__file__, module, *words], "env": environment}
 
 
 def _absolute(path: str) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from predictor.commands import output
+from predictor.commands import options, output
 from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
 from predictor.common.value_types import Invalid, Size, Whole
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rank", default="0", metavar="R", help="default: 0")
     group.add_argument("--events", default="immediate", metavar="WHEN",
                        help="when events complete: immediate, launches:N or synchronization; default: immediate")
+    options.add_python(group, "interpreter of another environment, whose programs the command runs: python, torchrun, "
+                              "accelerate, deepspeed; it has peakcast's emulated GPU")
     group.add_argument("--optimizer-steps", metavar="N", help="end the script after N optimizer steps")
     output.add_output(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -59,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     command = _as_given(command)
     if not command:
         raise InputError("a command is missing: peakcast dryrun [options] -- python train.py")
+    if arguments.python is not None:  # its programs are found first, by the command and by scripts that it starts
+        os.environ["PATH"] = os.pathsep.join([_directory(arguments.python), os.environ.get("PATH", "")])
     settings = {
         "world_size": _value("--world-size", Whole(1, 65_536), arguments.world_size),
         "rank": _value("--rank", Whole(0, 65_535), arguments.rank),
@@ -89,6 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
 
         raise InputError(f"{ending(result)}: its own message is above")
     return 0
+
+
+def _directory(python: str) -> str:
+    """The directory of an interpreter.
+
+    Raises:
+        InputError: there is none.
+    """
+    if shutil.which(python) is None:
+        raise InputError(f"--python {quoted(python)}: cannot be run: give the path of a Python interpreter")
+    return os.path.dirname(os.path.abspath(python))
 
 
 class Teller:

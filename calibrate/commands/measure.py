@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the memory history to this file, for pytorch.org/memory_viz; each entry's "
                             "metadata names moment, step, module and operator")
+    options.add_python(group, "interpreter of another environment: the job runs there, with its packages, and is "
+                              "predicted by them")
     group.add_argument("--verbose", action="store_true", help="show what the job prints")
     output.add_output(parser)
 

@@ -23,6 +23,7 @@ from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.hooks.fake_ranks import variables
 from calibrate.dryrun.progress import Progress, read
 from calibrate.emulator import H100, Machine, environment
+from calibrate.emulator.build import has_torch
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
@@ -154,7 +155,7 @@ OURS = Streams()
 
 def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int | None = None, rank: int = 0,
            optimizer_steps: int | None = None, streams: Streams = OURS, snapshot: str | None = None) -> DryRun:
-    """Run a command whose Python processes see an emulated GPU.
+    """Run a command whose Python processes see an emulated GPU: that of the command's own PyTorch.
 
     Args:
         machine: the emulated machine.
@@ -171,9 +172,10 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     """
     if not 0 <= rank < (world_size or 1):
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
-    if not command or shutil.which(command[0]) is None:
+    program = shutil.which(command[0]) if command else None
+    if program is None:
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
-    changes = environment(machine, shadow_real_gpu=True)
+    changes = environment(machine, shadow_real_gpu=True, interpreter=_interpreter_of(program))
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
                             streams.progress is not None)
@@ -181,8 +183,20 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
-        code = _run(command, {**os.environ, **changes}, streams, Path(directory))
+        code = _run([program, *command[1:]], {**os.environ, **changes}, streams, Path(directory))
         return _result(Path(directory), settings, command, code, snapshot)
+
+
+def _interpreter_of(program: str) -> str:
+    """The Python that a program is or that its first line names. A shell script's is the first on the path.
+
+    This process's interpreter takes the place of one without PyTorch.
+    """
+    with open(program, "rb") as stream:
+        first = stream.readline(1000)
+    words = [program, *(first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []), "python"]
+    found = shutil.which(next(word for word in words if os.path.basename(word).startswith("python")))
+    return found if found and has_torch(found) else sys.executable
 
 
 def _run(command: Sequence[str], variables: dict[str, str], streams: Streams, directory: Path) -> int:

@@ -1,20 +1,20 @@
-"""Builds the libraries of the emulated GPU once for each PyTorch version, in the user's cache directory."""
+"""Builds the libraries of the emulated GPU once for each installed PyTorch, in the user's cache directory."""
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from calibrate import child
-from calibrate.emulator import stub_functions
+from calibrate.emulator import installed_torch, stub_functions
 from predictor.common import storage
 from predictor.common.errors import InputError
 
@@ -62,23 +62,34 @@ class Build:
         return self.directory / LIBRARY, self.directory / self.torch.nvrtc
 
 
-def find_torch() -> Torch:
-    """Finds the PyTorch of this Python without importing it.
+def find_torch(interpreter: str = sys.executable) -> Torch:
+    """Finds the PyTorch of an interpreter without importing it.
 
     Raises:
         InputError: PyTorch is not installed, or is a CPU-only build.
     """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.origin:
-        raise InputError("PyTorch is not installed here: pip install torch (a CUDA build)")
-    directory = Path(spec.origin).parent
-    version = runpy.run_path(str(directory / "version.py"))
-    if not version.get("cuda") or not (directory / "lib" / "libtorch_cuda.so").exists():
+    found = _installed(interpreter)
+    if not found:
+        place = "here" if interpreter == sys.executable else f"in the environment of {interpreter}"
+        raise InputError(f"PyTorch is not installed {place}: pip install torch (a CUDA build)")
+    if not found["cuda"] or not found["has_kernels"]:
         raise InputError(
-            f"PyTorch {version['__version__']} is a CPU-only build; the emulated GPU runs the CUDA code "
+            f"PyTorch {found['version']} is a CPU-only build; the emulated GPU runs the CUDA code "
             "inside PyTorch: install a CUDA build (no GPU or driver is needed)"
         )
-    return Torch(directory, str(version["__version__"]), version["cuda"])
+    return Torch(Path(found["directory"]), found["version"], found["cuda"])
+
+
+def has_torch(interpreter: str) -> bool:
+    """Whether an interpreter has PyTorch."""
+    return bool(_installed(interpreter))
+
+
+def _installed(interpreter: str) -> dict[str, Any]:
+    if interpreter == sys.executable:
+        return installed_torch.installed()
+    answer = subprocess.run([interpreter, installed_torch.__file__], capture_output=True, text=True).stdout
+    return json.loads(answer or "{}")
 
 
 def cache_root() -> Path:
@@ -86,8 +97,8 @@ def cache_root() -> Path:
     return (storage.user_cache_directory() or storage.private_directory()) / "emulator"
 
 
-def ensure_built() -> Build:
-    """The emulator for the installed PyTorch. The first use builds it, which takes some seconds.
+def ensure_built(interpreter: str = sys.executable) -> Build:
+    """The emulator for the PyTorch of an interpreter. The first use builds it, which takes some seconds.
 
     Several processes may call this at once: one builds, the others wait.
     A build appears atomically, when its directory is renamed.
@@ -95,7 +106,7 @@ def ensure_built() -> Build:
     Raises:
         InputError: there is no suitable PyTorch or C compiler, or the cache directory cannot be written.
     """
-    torch = find_torch()
+    torch = find_torch(interpreter)
     root = cache_root()
     final = root / _fingerprint(torch)
     if not os.path.exists(final):  # also False if its parent may not be read
@@ -108,7 +119,7 @@ def ensure_built() -> Build:
         with open(root / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not final.exists():
-                _build(torch, root, final)
+                _build(torch, root, final, interpreter)
     facts = json.loads((final / "build.json").read_text())
     return Build(final, torch, tuple(facts["binary_versions"]))
 
@@ -120,7 +131,7 @@ def _fingerprint(torch: Torch) -> str:
     return f"torch-{torch.version}-{digest.hexdigest()[:12]}"
 
 
-def _build(torch: Torch, root: Path, final: Path) -> None:
+def _build(torch: Torch, root: Path, final: Path, interpreter: str) -> None:
     for leftover in root.glob("building-*"):  # these builds were killed: no other is running, because we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix="building-", dir=root))
@@ -139,7 +150,7 @@ def _build(torch: Torch, root: Path, final: Path) -> None:
         _compile(directory / torch.nvrtc, [nvrtc], [major, *named])
         for alias in ALIASES:
             (directory / alias).symlink_to(LIBRARY)
-        facts = {"torch": torch.version, "cuda": torch.cuda, "binary_versions": _binary_versions()}
+        facts = {"torch": torch.version, "cuda": torch.cuda, "binary_versions": _binary_versions(interpreter)}
         (directory / "build.json").write_text(json.dumps(facts, indent=1))
         directory.rename(final)
     except BaseException:
@@ -187,9 +198,10 @@ def _nccl_version(headers: list[Path]) -> str:
     return match[1]
 
 
-def _binary_versions() -> list[int]:
-    """The compute capabilities for which the installed PyTorch has kernels. It imports PyTorch: some seconds."""
-    result = subprocess.run(**child.python("calibrate.emulator.binaries"), capture_output=True, text=True)
+def _binary_versions(interpreter: str) -> list[int]:
+    """The compute capabilities for which an interpreter's PyTorch has kernels. It imports PyTorch: some seconds."""
+    result = subprocess.run(**child.python("calibrate.emulator.binaries", interpreter=interpreter),
+                            capture_output=True, text=True)
     if result.returncode:
         raise InputError(f"PyTorch cannot be imported: {result.stderr.strip().splitlines()[-1]}")
     return [int(number) for number in result.stdout.split()]

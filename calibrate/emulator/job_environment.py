@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from predictor.common.errors import InputError
 SETTING = "PEAKCAST_EMULATED_GPU"
 
 _MOST_DEVICES = 64  # csrc/emulator.h
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-#: Holds the entry point through which `import torch` starts the integer tracker.
+#: Holds the entry point through which `import torch` starts the integer tracker, and the module that finds our
+#: packages. They are not on the path themselves: their directory may hold another torch than the job's.
 _AUTOLOAD = Path(__file__).resolve().parent / "autoload"
 
 
@@ -105,7 +106,8 @@ H100 = Machine()
 
 
 def environment(
-    machine: Machine = H100, *, track_integers: bool = True, shadow_real_gpu: bool = False
+    machine: Machine = H100, *, track_integers: bool = True, shadow_real_gpu: bool = False,
+    interpreter: str = sys.executable,
 ) -> dict[str, str]:
     """The environment variables to add or replace for a job on an emulated machine.
 
@@ -115,6 +117,7 @@ def environment(
         machine: the emulated machine.
         track_integers: keep true values of integer and boolean tensors (see `host_values`).
         shadow_real_gpu: also allow this on a machine with an NVIDIA driver, whose GPU the job then does not see.
+        interpreter: the Python whose PyTorch the job runs.
 
     Raises:
         InputError: the machine cannot be emulated here.
@@ -127,10 +130,10 @@ def environment(
             "say --shadow-real-gpu (shadow_real_gpu=True) if that is meant"
         )
     machine.check()
-    built = ensure_built()
+    built = ensure_built(interpreter)
     setting = machine.setting(built)
-    own_path = [str(_PACKAGE_ROOT), *([str(_AUTOLOAD)] if track_integers else [])]
-    # Our directories come last, so that none of our modules hides one of the job's.
+    own_path = [str(_AUTOLOAD)] if track_integers else []
+    # Our directory comes last, so that none of our modules hides one of the job's.
     python_path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), *own_path]))
     return {
         SETTING: ";" + ";".join(f"{key}={value}" for key, value in setting.items()),

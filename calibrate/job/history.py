@@ -9,6 +9,7 @@ gradients in place under one.
 from __future__ import annotations
 
 import bisect
+import inspect
 import json
 import pickle
 import threading
@@ -27,6 +28,8 @@ from predictor.snapshot.reader import NOTES_KEY
 from predictor.trace.module_tracker import ModuleTracker
 
 MARK = "peakcast "
+KEEP_EVENTS: dict[str, Any] = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
+"""Without it, a profile warns that it forgets the events of earlier cycles. PyTorch 2.4 has no cycles to forget."""
 EVALUATE = "autograd::engine::evaluate_function: "
 """Prefix of the profiler's event for a backward function."""
 DISPATCHED = "PythonDispatchMode"
@@ -134,7 +137,7 @@ class History:
     def __enter__(self) -> History:
         torch.cuda.init()
         self._profile = self._stack.enter_context(profile(
-            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True))
+            activities=[ProfilerActivity.CPU], profile_memory=True, **KEEP_EVENTS))
         self._recording.begin()
         self._notes = self._stack.enter_context(Notes())
         return self

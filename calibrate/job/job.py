@@ -85,9 +85,11 @@ def run(order: JobRequest) -> MeasuredJob:
     device.require()
     import torch
 
+    from calibrate.emulator import host_values
     from calibrate.job import reference_generation, reference_loop
     from calibrate.job.peaks import Counters, MomentLog
 
+    host_values.install()  # PyTorch 2.4 does not load it (``torch.backends``)
     workload = Workload.from_mapping(order.workload)
     torch.cuda.set_device(single_rank.local_device())
     _limit(torch, order.limit_bytes)

@@ -29,6 +29,7 @@ from predictor.common.errors import InputError
 from predictor.common.gpus import DEFAULT as DEFAULT_GPU
 from predictor.common.json_dataclasses import from_plain
 from predictor.common.suggestions import quoted
+from predictor.formula import interpreter
 from predictor.jobs.dispatch import resolve
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
@@ -46,6 +47,9 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
             events: str = "immediate", verbose: bool = False, command: Sequence[str] = (),
             inject: Injection | None = None) -> Record:
     """Run one workload for three steps and record what PyTorch's allocator counted.
+
+    It runs in the interpreter in which models are traced (:data:`predictor.formula.interpreter.CHOSEN`), with the
+    packages of its environment.
 
     Args:
         workload: what is trained and how. ``rank`` "worst" means the rank with the highest predicted peak. On an
@@ -73,7 +77,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         machine = Machine(gpu=gpu, capacity_bytes=workload.capacity, events=events,
                           devices=int(os.environ["LOCAL_WORLD_SIZE"]) if single_rank.launched() else 1,
                           inject=inject or Injection())
-        changes = environment(machine, shadow_real_gpu=True)
+        changes = environment(machine, shadow_real_gpu=True, interpreter=interpreter.path())
     elif inject is not None:
         raise InputError("nothing can be injected into a real GPU: device must be emulated")
     if workload.allocator_conf:
@@ -112,7 +116,7 @@ def _run(order: JobRequest, changes: dict[str, str], verbose: bool) -> MeasuredJ
         log.touch()
         job_order = replace(order, answer=str(answer), snapshot=part)
         variables = {**os.environ, **changes}
-        code = None if verbose else warm_workers.run(job_order, variables, str(log))
+        code = None if verbose else warm_workers.run(job_order, variables, str(log), interpreter.path())
         if code is None:
             code = _start(job_order, variables, None if verbose else log)
         measured = _read(answer, log, code)
@@ -124,8 +128,8 @@ def _run(order: JobRequest, changes: dict[str, str], verbose: bool) -> MeasuredJ
 def _start(order: JobRequest, variables: dict[str, str], log: Path | None) -> int:
     """Runs a job in a new process and returns its exit code. Without a log, its output goes to stderr."""
     with open(log, "w") if log else nullcontext(sys.stderr) as output:
-        job = subprocess.Popen(**child.python("calibrate.job.job", variables=variables), stdin=subprocess.PIPE,
-                               stdout=output, stderr=output, text=True)
+        job = subprocess.Popen(**child.python("calibrate.job.job", variables=variables, interpreter=interpreter.path()),
+                               stdin=subprocess.PIPE, stdout=output, stderr=output, text=True)
         try:
             job.communicate(json.dumps(asdict(order)))
         finally:

@@ -43,11 +43,12 @@ MOST = 2
 class _Worker:
     """A process that forks jobs."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], interpreter: str) -> None:
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                **child.python("calibrate.measure.warm_workers", str(theirs.fileno()), variables=environment),
+                **child.python("calibrate.measure.warm_workers", str(theirs.fileno()), variables=environment,
+                               interpreter=interpreter),
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL)
 
@@ -67,16 +68,17 @@ class _Worker:
 
 
 class _Workers:
-    """One worker for each environment, not counting the variables in ``ignored``. The last used workers are kept."""
+    """One worker for each interpreter and environment, not counting the variables in ``ignored``. The last used are
+    kept."""
 
     def __init__(self, ignored: Collection[str]) -> None:
         self._ignored = {*LATE, *ignored}
-        self._known: dict[frozenset[tuple[str, str]], _Worker] = {}
+        self._known: dict[tuple[str, frozenset[tuple[str, str]]], _Worker] = {}
 
-    def run(self, order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
-        key = frozenset((name, value) for name, value in environment.items()
-                        if name not in self._ignored or "backend:" in value)
-        worker = self._known.pop(key, None) or _Worker(environment)
+    def run(self, order: JobRequest, environment: Mapping[str, str], log: str, interpreter: str) -> int | None:
+        key = interpreter, frozenset((name, value) for name, value in environment.items()
+                                     if name not in self._ignored or "backend:" in value)
+        worker = self._known.pop(key, None) or _Worker(environment, interpreter)
         self._known[key] = worker
         while len(self._known) > MOST:
             self._known.pop(next(iter(self._known))).close()
@@ -113,10 +115,10 @@ def forked_jobs(apart_from: Collection[str] = ()) -> Iterator[None]:
         workers.close()
 
 
-def run(order: JobRequest, environment: Mapping[str, str], log: str) -> int | None:
+def run(order: JobRequest, environment: Mapping[str, str], log: str, interpreter: str) -> int | None:
     """Forks a job and returns its exit code, negative for a signal. None if it was not forked, and still has to run."""
     workers = _workers.get()
-    return workers.run(order, environment, log) if workers and order.event_completion is not None else None
+    return workers.run(order, environment, log, interpreter) if workers and order.event_completion is not None else None
 
 
 def main() -> None:

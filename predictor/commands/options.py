@@ -82,11 +82,10 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     parser.parse_known_args = parse  # type: ignore[method-assign,assignment]  # argparse has no hook for words after --
 
 
-def add_python(parser: argparse.ArgumentParser) -> None:
+def add_python(parser: argparse._ActionsContainer, purpose: str = "interpreter of the environment that trains: models "
+               "are traced there, with its torch and transformers, whose versions are predicted") -> None:
     """Adds ``--python``."""
-    parser.add_argument("--python", metavar="PATH", help="interpreter of the environment that trains: models are "
-                        "traced there, with its torch and transformers, whose versions are predicted; nothing is "
-                        "installed in it")
+    parser.add_argument("--python", metavar="PATH", help=f"{purpose}; nothing is installed in it")
 
 
 def _trace_in(path: str | None, values: dict[Any, Any]) -> dict[str, Any]:
@@ -105,10 +104,6 @@ def _trace_in(path: str | None, values: dict[Any, Any]) -> dict[str, Any]:
     for name, version in given.items() if isinstance(given, Mapping) else ():
         if found.versions.get(name, version) != version:
             raise InputError(f"--versions {name}={version}: --python has {name} {found.versions[name]}: leave it out")
-    if "deepspeed" not in found.versions and (values.get("engine") == "deepspeed" or any(
-            values.get(key) is not None for key in ("deepspeed", "zero_stage"))):
-        raise InputError(f"--python {quoted(path)}: deepspeed is not installed there, and the job uses it: name the "
-                         "interpreter of the environment that trains")
     return {"versions": {**given, **found.versions}}
 
 
@@ -160,6 +155,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
     """
     user = given(arguments)
     result = Workload.from_mapping(user.values, source=user.label)
+    _check_installed(result)
     return result.read_from(user.source) if user.source else result
 
 
@@ -171,6 +167,22 @@ def parsed(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any
     """
     return {name: _from_text(name, KEYS[name].metadata["kind"], getattr(arguments, name))
             for name in names if getattr(arguments, name) is not None}
+
+
+def _check_installed(workload: Workload) -> None:
+    """Checks that the environment of ``--python`` has the packages that the job runs.
+
+    Raises:
+        InputError: it lacks one.
+    """
+    from predictor.formula import interpreter
+    from predictor.profile.reach import PACKAGES
+
+    chosen = interpreter.CHOSEN.get()
+    for name, is_used in PACKAGES.items():
+        if chosen and name not in chosen.versions and is_used(workload):
+            raise InputError(f"--python {quoted(chosen.path)}: {name} is not installed there, and the job uses it: "
+                             "name the interpreter of the environment that trains")
 
 
 def given(arguments: argparse.Namespace) -> Given:

@@ -24,9 +24,10 @@ from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Fact
 from predictor.events.micro_step import MicroStep
 
 SWITCHES = {
-    "buckets_at_first_hook": (0, 18, 3),
-    "flatten_on_gpu": (0, 19, 0),
+    "buckets_at_first_hook": (0, 17, 2),
+    "flatten_on_gpu": (0, 18, 7),
     "record_stream": (0, 19, 0),
+    "buffers_keep_dtype": (0, 19, 2),
     "overflow_check_by_extrema": (0, 19, 6),
 }
 """Behaviour -> the first release that has it."""
@@ -77,7 +78,8 @@ class Zero2:
         release = Release(self.has("buckets_at_first_hook"), self.has("record_stream"))
         self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary, release)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        start = zero2_init.start_up(setup, self.groups, flatten_on_gpu=self.has("flatten_on_gpu"))
+        start = zero2_init.start_up(setup, self.groups, casts_buffers=not self.has("buffers_keep_dtype"),
+                                    flatten_on_gpu=self.has("flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.buffers))
         self.start_rise = start.rises(int).first
 

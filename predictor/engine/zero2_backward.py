@@ -37,7 +37,7 @@ class Release:
     """Behaviour that differs between releases of DeepSpeed.
 
     Attributes:
-        buckets_at_first_hook: buckets are allocated at the first gradient's hook, not before forward.
+        buckets_at_first_hook: buckets are allocated at the first gradient's hook, not where backward begins.
         records_streams: tensors that another stream uses are recorded on it (``record_stream``).
     """
 
@@ -183,7 +183,7 @@ class _Backward:
             self.buckets = [~bucket for bucket in buckets]
             return
         self.buckets = buckets
-        tape.position = hooks[0][0] if self.release.buckets_at_first_hook else 0
+        tape.position = hooks[0][0] if self.release.buckets_at_first_hook else backward_begin(self.micro)
         for bucket in buckets:
             tape.allocate_declared(bucket)
 
@@ -291,6 +291,11 @@ class _Backward:
         else:
             for row in rows:
                 self._release(row)
+
+
+def backward_begin(micro: MicroStep) -> int:
+    """The position of the first event of backward."""
+    return int(np.argmax(micro.events.moment == MOMENTS.index(Moment.BACKWARD)))
 
 
 def backward_end(micro: MicroStep) -> int:

@@ -21,14 +21,17 @@ PLACEHOLDER_BYTES = 4
 """``torch.empty(1)``, which takes the place of a parameter that was moved to the CPU."""
 
 
-def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> Tape:
+def start_up(setup: Setup, groups: Sequence[Group], *, casts_buffers: bool, flatten_on_gpu: bool) -> Tape:
     """Events until the first step, the same on every rank.
 
     Args:
+        casts_buffers: whether this release of DeepSpeed casts the model's buffers, too, to the dtype of its weights.
         flatten_on_gpu: whether this release of DeepSpeed flattens on the GPU where memory suffices.
     """
     tape = Tape()
     buffers = to_device(tape, setup)
+    if casts_buffers:
+        _cast_buffers(tape, buffers, setup)
     for group in groups:
         _flatten(tape, group, buffers, setup, flatten_on_gpu)
         _master_weights(tape, group, setup)
@@ -43,18 +46,30 @@ def start_up(setup: Setup, groups: Sequence[Group], *, flatten_on_gpu: bool) -> 
     return tape
 
 
+def _cast_buffers(tape: Tape, buffers: dict[int, int], setup: Setup) -> None:
+    """``module.bfloat16()`` or ``module.half()``, where weights have their dtype already and buffers are in fp32.
+
+    What the model's forward then does otherwise is not modelled: rotary embeddings convert their few frequencies back.
+    """
+    itemsize = setup.facts.itemsize
+    for index, tensor in enumerate(setup.facts.parameters):
+        if tensor.buffer and itemsize < tensor.itemsize == FP32:
+            tape.allocate(itemsize * tensor.numel, Factor.PARAMETERS, "to", module=tensor.module)
+            tape.free(buffers[index])
+
+
 def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, flatten_on_gpu: bool) -> None:
     """Replaces the parameters of one group by its flat buffer."""
     itemsize = setup.facts.itemsize
     pad_bytes, flat_bytes = itemsize * (group.flat_numel - sum(group.numels)), itemsize * group.flat_numel
     copied = len(group.parameters) > 1 or pad_bytes > 0  # a single tensor is viewed
     old = [buffers[parameter] for parameter in group.parameters]
-    tape.mark(EventType.EMPTY_CACHE)
+    if flatten_on_gpu:
+        tape.mark(EventType.EMPTY_CACHE)
     on_gpu = flatten_on_gpu and flat_bytes <= _free_bytes(tape, setup)
     if not on_gpu:
         for place, buffer in enumerate(old):
-            if flatten_on_gpu:
-                old[place] = tape.allocate(PLACEHOLDER_BYTES, Factor.PARAMETERS, "zero::placeholder")
+            old[place] = tape.allocate(PLACEHOLDER_BYTES, Factor.PARAMETERS, "zero::placeholder")
             tape.free(buffer)
         tape.mark(EventType.EMPTY_CACHE)
     if copied or not on_gpu:
@@ -62,9 +77,8 @@ def _flatten(tape: Tape, group: Group, buffers: dict[int, int], setup: Setup, fl
         tape.allocate(flat_bytes, Factor.PARAMETERS, "zero::flatten")
         if padding is not None:
             tape.free(padding)
-        if on_gpu or flatten_on_gpu:
-            for buffer in old:
-                tape.free(buffer)
+        for buffer in old:
+            tape.free(buffer)
 
 
 def _master_weights(tape: Tape, group: Group, setup: Setup) -> None:

@@ -21,11 +21,16 @@ ROWS_PER_THREAD = 10
 """NROWS_PER_THREAD of ATen/native/cuda/EmbeddingBackwardKernel.cu."""
 CUB_ALIGNMENT, CUB_SLACK = 256, 511
 """CUB aligns each temporary, and requests extra bytes to align the total (cub/util_temporary_storage.cuh)."""
+NEWEST_CUB = 1300
+"""The CUDA release of the CUB that functions describe unless their last dimension names another: 1300 is 13.0. PyTorch
+2.4 to 2.10 were compiled with 1201 to 1208 (:func:`predictor.trace.operators.call.cub`)."""
 SELECT_TILES = {(7, 0): 640, (8, 0): 2304, (8, 6): 640, (9, 0): 4224, (10, 0): 3520}
 UNIQUE_TILES = {(7, 0): 320, (8, 0): 1792, (8, 6): 320, (9, 0): 4480, (10, 0): 3840}
 SORT_TILES = {(7, 0): 2816, (8, 0): 3840, (9, 0): 4608}
 """Items per tile, by the oldest compute capability that uses them (cub/device/dispatch/tuning). Measured with up to 16
 million items on eight emulated GPUs, of 7.0 only read in CUB's sources."""
+OLDER_TUNING = {False: (7, 0), True: (8, 0)}
+"""Whether a table is that of sorting -> the newest compute capability that CUDA 12.1 knows in it."""
 
 
 def _ceil_div(a, b):
@@ -304,20 +309,29 @@ def unpacked_4bit(gpu, rows, outputs, inputs, itemsize, size):
 # Masks and indices ------------------------------------------------------------------------------------
 
 
-def _tile(gpu, tiles):
-    """Items per tile of the newest compute capability in the table that is not newer than the GPU's."""
-    return tiles[max(architecture for architecture in tiles if architecture <= gpu.compute_capability)]
+def _tile(gpu, tiles, cub):
+    """Items per tile of the newest compute capability in the table that is not newer than the GPU's. CUDA 12.1 knows
+    those of 9.0 for none, and those of 8.0 only for sorting."""
+    known = [architecture for architecture in tiles if architecture <= gpu.compute_capability]
+    if cub < 1204:
+        known = [architecture for architecture in known if architecture <= OLDER_TUNING[tiles is SORT_TILES]]
+    return tiles[max(known)]
 
 
-def cub_scan(gpu, items, itemsize=INT64):
+def _slack(cub):
+    """Where CUB scans or selects, it aligns one temporary more since CUDA 13."""
+    return CUB_SLACK if cub >= 1300 else CUB_ALIGNMENT - 1
+
+
+def cub_scan(gpu, items, itemsize=INT64, cub=NEWEST_CUB):
     """CUB's exclusive scan: for each tile of 896 items, a descriptor of two items
     (cub/device/dispatch/dispatch_scan.cuh)."""
-    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK
+    return _round_up((_ceil_div(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + _slack(cub)
 
 
-def cub_select(gpu, items):
+def cub_select(gpu, items, cub=NEWEST_CUB):
     """CUB's selection by flag: one 8-byte descriptor for each tile (cub/device/dispatch/dispatch_select_if.cuh)."""
-    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK
+    return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES, cub)) + 32) * 8, CUB_ALIGNMENT) + _slack(cub)
 
 
 def cub_count(gpu):
@@ -331,24 +345,29 @@ def cub_sum(gpu, items):
     return np.where(items > 4096, cub_count(gpu), 1)
 
 
-def _radix_sort(gpu, items, passes):
+def _radix_sort(gpu, items, passes, cub):
     """CUB's radix sort of int64 pairs: two buffers, digit counts for each pass, a histogram for each tile
     (cub/device/dispatch/dispatch_radix_sort.cuh)."""
     pairs = np.where(passes > 1, 2 * _round_up(INT64 * items, CUB_ALIGNMENT), 0)
-    return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES))
+    return pairs + 2048 * passes + CUB_SLACK + 1024 * _ceil_div(items, _tile(gpu, SORT_TILES, cub))
 
 
-def index_sort(gpu, items, rows):
+def index_sort(gpu, items, rows, cub=NEWEST_CUB):
     """Radix sort of indices, by the bits of the highest row, eight in each pass (ATen/native/cuda/Indexing.cu); one
     block sorts up to 2304 items and needs 1 byte."""
+    return np.where(items > 2304, _radix_sort(gpu, items, _passes(rows), cub), 1)
+
+
+def _passes(rows):
+    """Passes over the bits of the highest of the rows, eight bits in each."""
     bits = np.floor(np.log2(np.maximum(rows - 1, 1))) + 1
-    return np.where(items > 2304, _radix_sort(gpu, items, _ceil_div(bits.astype(np.int64), 8)), 1)
+    return _ceil_div(bits.astype(np.int64), 8)
 
 
-def row_sort(gpu, items):
+def row_sort(gpu, items, cub=NEWEST_CUB):
     """Radix sort of int64 pairs by all 64 bits (ATen/native/cuda/Sort.cu, launch_stable_sort_kernel); up to 4096 items
     are sorted in shared memory."""
-    return np.where(items > 4096, _radix_sort(gpu, items, 8), 0)
+    return np.where(items > 4096, _radix_sort(gpu, items, 8, cub), 0)
 
 
 def embedding_indices(gpu, tokens):
@@ -356,9 +375,11 @@ def embedding_indices(gpu, tokens):
     return np.where(tokens > FEW_INDICES, INT64 * tokens, 0)
 
 
-def embedding_sort(gpu, tokens):
-    """Radix sort of token ids by all 64 bits (Embedding.cu, embedding_dense_backward_cuda)."""
-    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, 8), 0)
+def embedding_sort(gpu, tokens, cub=NEWEST_CUB, rows=None):
+    """Radix sort of token ids by all 64 bits (Embedding.cu, embedding_dense_backward_cuda). PyTorch 2.14 sorts by the
+    bits of the highest of the ``rows``."""
+    passes = 8 if rows is None else _passes(rows)
+    return np.where(tokens > FEW_INDICES, _radix_sort(gpu, tokens, passes, cub), 0)
 
 
 def embedding_number(gpu, tokens):
@@ -366,16 +387,17 @@ def embedding_number(gpu, tokens):
     return np.where(tokens > FEW_INDICES, INT64, 0)
 
 
-def embedding_unique(gpu, tokens):
-    """CUB's selection of distinct tokens: a 16-byte descriptor for each tile (Embedding.cu,
+def embedding_unique(gpu, tokens, cub=NEWEST_CUB):
+    """CUB's selection of distinct tokens: a descriptor of 16 bytes for each tile, of 8 before CUDA 12.6 (Embedding.cu,
     embedding_dense_backward_cuda, unique_by_key)."""
-    tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES))
-    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK, 0)
+    descriptor = 16 if cub >= 1206 else 8
+    tiles = _ceil_div(tokens, _tile(gpu, UNIQUE_TILES, cub))
+    return np.where(tokens > FEW_INDICES, _round_up((tiles + 32) * descriptor, CUB_ALIGNMENT) + _slack(cub), 0)
 
 
-def embedding_scan(gpu, tokens, vocabulary):
+def embedding_scan(gpu, tokens, vocabulary, cub=NEWEST_CUB):
     """CUB's scan over the segments (Embedding.cu, embedding_dense_backward_cuda, exclusive_scan)."""
-    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary)), 0)
+    return np.where(tokens > FEW_INDICES, cub_scan(gpu, np.minimum(tokens, vocabulary), INT64, cub), 0)
 
 
 def embedding_segments(gpu, tokens, vocabulary):

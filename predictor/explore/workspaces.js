@@ -2,7 +2,7 @@
 // Sources are named there. Every number stays below 2^53, where a double is exact; no bit operations, which have 32.
 
 const KIB = 1024, MIB = 1024 * KIB, FP32 = 4, INT64 = 8;
-const FEW_INDICES = 3072, ROWS_PER_THREAD = 10, CUB_ALIGNMENT = 256, CUB_SLACK = 511;
+const FEW_INDICES = 3072, ROWS_PER_THREAD = 10, CUB_ALIGNMENT = 256, CUB_SLACK = 511, NEWEST_CUB = 1300;
 const SELECT_TILES = [[7.0, 640], [8.0, 2304], [8.6, 640], [9.0, 4224], [10.0, 3520]];
 const UNIQUE_TILES = [[7.0, 320], [8.0, 1792], [8.6, 320], [9.0, 4480], [10.0, 3840]];
 const SORT_TILES = [[7.0, 2816], [8.0, 3840], [9.0, 4608]];
@@ -76,14 +76,23 @@ function batchNormBlocks(rows, channels) {
   return [ceilDiv(channels, width), blocks < 8 ? 1 : blocks];
 }
 
-function tile(gpu, tiles) {
-  const capability = gpu.major + gpu.minor / 10;
+function tile(gpu, tiles, cub) {
+  const known = cub >= 1204 ? Infinity : tiles === SORT_TILES ? 8.0 : 7.0;
+  const capability = Math.min(gpu.major + gpu.minor / 10, known);
   return tiles.filter(([architecture]) => architecture <= capability).at(-1)[1];
 }
 
-function radixSort(gpu, items, passes) {
+const slack = cub => (cub >= 1300 ? CUB_SLACK : CUB_ALIGNMENT - 1);
+
+function radixSort(gpu, items, passes, cub) {
   const pairs = passes > 1 ? 2 * roundUp(INT64 * items, CUB_ALIGNMENT) : 0;
-  return pairs + 2048 * passes + CUB_SLACK + 1024 * ceilDiv(items, tile(gpu, SORT_TILES));
+  return pairs + 2048 * passes + CUB_SLACK + 1024 * ceilDiv(items, tile(gpu, SORT_TILES, cub));
+}
+
+function passes(rows) {
+  let bits = 0;
+  for (let left = Math.max(rows - 1, 1); left >= 1; left = floorDiv(left, 2)) bits += 1;
+  return ceilDiv(bits, 8);
 }
 
 const many = (tokens, bytes) => (tokens > FEW_INDICES ? bytes() : 0);
@@ -195,26 +204,24 @@ const WORKSPACES = {
   },
   unpacked_4bit: (gpu, rows, outputs, inputs, itemsize, size) =>
     (isFused(gpu, rows, outputs, inputs, itemsize) ? 0 : size),
-  cub_scan: (gpu, items, itemsize = INT64) =>
-    roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + CUB_SLACK,
-  cub_select: (gpu, items) =>
-    roundUp((ceilDiv(items, tile(gpu, SELECT_TILES)) + 32) * 8, CUB_ALIGNMENT) + CUB_SLACK,
+  cub_scan: (gpu, items, itemsize = INT64, cub = NEWEST_CUB) =>
+    roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + slack(cub),
+  cub_select: (gpu, items, cub = NEWEST_CUB) =>
+    roundUp((ceilDiv(items, tile(gpu, SELECT_TILES, cub)) + 32) * 8, CUB_ALIGNMENT) + slack(cub),
   cub_count: gpu =>
     roundUp(4 * 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
   cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
-  index_sort(gpu, items, rows) {
-    let bits = 0;
-    for (let left = Math.max(rows - 1, 1); left >= 1; left = floorDiv(left, 2)) bits += 1;
-    return items > 2304 ? radixSort(gpu, items, ceilDiv(bits, 8)) : 1;
-  },
-  row_sort: (gpu, items) => (items > 4096 ? radixSort(gpu, items, 8) : 0),
+  index_sort: (gpu, items, rows, cub = NEWEST_CUB) =>
+    (items > 2304 ? radixSort(gpu, items, passes(rows), cub) : 1),
+  row_sort: (gpu, items, cub = NEWEST_CUB) => (items > 4096 ? radixSort(gpu, items, 8, cub) : 0),
   embedding_indices: (gpu, tokens) => many(tokens, () => INT64 * tokens),
-  embedding_sort: (gpu, tokens) => many(tokens, () => radixSort(gpu, tokens, 8)),
+  embedding_sort: (gpu, tokens, cub = NEWEST_CUB, rows = null) => many(tokens, () =>
+    radixSort(gpu, tokens, rows === null ? 8 : passes(rows), cub)),
   embedding_number: (gpu, tokens) => many(tokens, () => INT64),
-  embedding_unique: (gpu, tokens) => many(tokens, () =>
-    roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES)) + 32) * 16, CUB_ALIGNMENT) + CUB_SLACK),
-  embedding_scan: (gpu, tokens, vocabulary) => many(tokens, () =>
-    WORKSPACES.cub_scan(gpu, Math.min(tokens, vocabulary))),
+  embedding_unique: (gpu, tokens, cub = NEWEST_CUB) => many(tokens, () =>
+    roundUp((ceilDiv(tokens, tile(gpu, UNIQUE_TILES, cub)) + 32) * (cub >= 1206 ? 16 : 8), CUB_ALIGNMENT) + slack(cub)),
+  embedding_scan: (gpu, tokens, vocabulary, cub = NEWEST_CUB) => many(tokens, () =>
+    WORKSPACES.cub_scan(gpu, Math.min(tokens, vocabulary), INT64, cub)),
   embedding_segments: (gpu, tokens, vocabulary) => many(tokens, () => INT64 * Math.min(tokens, vocabulary)),
   embedding_partials: (gpu, tokens, vocabulary, width) => many(tokens, () =>
     FP32 * (floorDiv(tokens, ROWS_PER_THREAD) + Math.min(tokens, vocabulary)) * width),

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
 from predictor.formula.fit import same_list
+from predictor.model import transformers_releases
 from predictor.trace.recorder import RecordedBuffer, Recording
 
 FEWEST_LAYERS = 4
@@ -49,7 +49,7 @@ class _PassThrough(torch.nn.Module):
 def _is_list_of_layers(module: torch.nn.Module) -> TypeGuard[torch.nn.ModuleList]:
     """Whether a module is a list of what transformers calls layers, which take and return hidden states."""
     return (isinstance(module, torch.nn.ModuleList) and len(module) >= FEWEST_LAYERS
-            and all(isinstance(layer, GradientCheckpointingLayer) for layer in module))
+            and all(isinstance(layer, transformers_releases.checkpointed_layer()) for layer in module))
 
 
 class Layers:

@@ -9,6 +9,7 @@ from typing import Any
 from predictor.common import gpus
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.gpus import Gpu
+from predictor.common.releases import torch_has
 from predictor.events.regimes import Amount, Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
@@ -142,7 +143,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     packed = quantization.quantized(workload)
     if workload.computes_in == "fp32" or (packed and packed.in_fp32) or gpu.compute_capability < gpus.AMPERE:
         return "efficient"
-    return "cudnn" if gpu.compute_capability[0] in (9, 10) else "flash"
+    cudnn_first = torch_has("cudnn_attention_first", workload.versions["torch"])
+    return "cudnn" if cudnn_first and gpu.compute_capability[0] in (9, 10) else "flash"
 
 
 def _regime(request: Request) -> Regime:

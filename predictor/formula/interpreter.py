@@ -9,22 +9,25 @@ import base64
 import json
 import pickle
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from predictor.common import start
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
 from predictor.events.regimes import NotOneRegime
-from predictor.formula import formula
+from predictor.formula import formula, installed_versions
 from predictor.formula.formula import Formula
-from predictor.formula.interpreter_start import OLDEST_PYTHON
 from predictor.formula.store import Key
 from predictor.model.model_config import ModelConfig
 
-START = Path(__file__).with_name("interpreter_start.py")
+OLDEST_PYTHON = (3, 10)
 ASKING_SECONDS = 60
 TRACING_SECONDS = 1800
 NEEDED = ("torch", "transformers")
@@ -45,7 +48,8 @@ class Interpreter:
     def trace(self, config: ModelConfig, key: Key) -> Formula:
         """The formula of a key, traced in this interpreter; errors as :func:`predictor.formula.tracing.trace_formula`.
         """
-        answer = _ask(self.path, "trace", pickle.dumps((config, key)), TRACING_SECONDS)
+        answer = _ask(self.path, [start.__file__, "predictor.formula.traced_request"], pickle.dumps((config, key)),
+                      TRACING_SECONDS)
         if "input_error" in answer:
             raise InputError(f"{answer['input_error']} (traced in {quoted(self.path)[1:-1]})")
         if "not_one_regime" in answer:
@@ -58,7 +62,23 @@ class Interpreter:
 
 
 CHOSEN: ContextVar[Interpreter | None] = ContextVar("CHOSEN", default=None)
-"""The interpreter in which models are traced; None: the one that runs peakcast."""
+"""The interpreter in which models are traced and jobs are measured; None: the one that runs peakcast."""
+
+
+def path() -> str:
+    """The path of the chosen interpreter, or of the one that runs peakcast."""
+    chosen = CHOSEN.get()
+    return chosen.path if chosen else sys.executable
+
+
+@contextmanager
+def tracing_in(interpreter: Interpreter) -> Iterator[None]:
+    """A block in which models are traced in another interpreter."""
+    token = CHOSEN.set(interpreter)
+    try:
+        yield
+    finally:
+        CHOSEN.reset(token)
 
 
 def find(path: str) -> Interpreter:
@@ -67,7 +87,7 @@ def find(path: str) -> Interpreter:
     Raises:
         InputError: it cannot be run, is too old, or lacks torch or transformers.
     """
-    versions = _ask(path, "versions", b"", ASKING_SECONDS)
+    versions = _ask(path, [installed_versions.__file__], b"", ASKING_SECONDS)
     python = versions.pop("python", None)
     if python is None:
         raise InputError(f"--python {quoted(path)}: is no Python interpreter: name that of the environment that trains")
@@ -81,9 +101,9 @@ def find(path: str) -> Interpreter:
     return Interpreter(path, versions)
 
 
-def _ask(path: str, task: str, request: bytes, seconds: int) -> dict[str, Any]:
+def _ask(path: str, words: list[str], request: bytes, seconds: int) -> dict[str, Any]:
     try:
-        done = subprocess.run([path, str(START), task], input=request, capture_output=True, timeout=seconds)
+        done = subprocess.run([path, *words], input=request, capture_output=True, timeout=seconds)
         answer = json.loads(done.stdout)
         if not isinstance(answer, dict):  # another program's output
             raise ValueError

@@ -88,8 +88,8 @@ def build_plain(config: ModelConfig, attn_implementation: str, dtype: str = "bf1
         if attn_implementation == "sdpa" and not library._supports_sdpa:
             attn_implementation = "eager"  # transformers' own fallback
         with torch.device("meta"):
-            model = library._from_config(hf_config, dtype=getattr(torch, TORCH_NAMES[dtype]),
-                                         attn_implementation=attn_implementation)
+            model = library._from_config(hf_config, attn_implementation=attn_implementation,
+                                         **transformers_releases.dtype_option(getattr(torch, TORCH_NAMES[dtype])))
     except InputError:
         raise
     except Exception as error:  # a wrong field of the configuration can raise any exception in transformers
@@ -107,7 +107,9 @@ def class_of(config: ModelConfig, hf_config):
     """
     import transformers
 
-    mapped = [getattr(transformers, auto)._model_mapping.get(type(hf_config), None) for auto in CLASSES[config.kind]]
+    names = map(transformers_releases.auto_class, CLASSES[config.kind])
+    autos = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    mapped = [auto._model_mapping.get(type(hf_config), None) for auto in autos]
     classes = [library[0] if isinstance(library, tuple) else library for library in mapped if library is not None]
     architectures = config.document.get("architectures") or ()
     if architectures and not any(hasattr(transformers, name) for name in architectures):
@@ -152,8 +154,6 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     Raises:
         InputError: the model does not support checkpointing, or a pattern matches no layer.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     if not model.supports_gradient_checkpointing:
         raise InputError(f"gradient_checkpointing: {type(model).__name__} does not support it: switch it off "
                          "(--no-gradient-checkpointing)")
@@ -161,7 +161,11 @@ def checkpoint(model, *, use_reentrant: bool, every_n_layers: int = 1, offload: 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}, **options)
     if not modules:
         return
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, GradientCheckpointingLayer)}
+    kind = transformers_releases.checkpointed_layer()
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kind)}
+    if not layers:
+        raise InputError("gradient_checkpointing_modules: the layers of this release of transformers do not decide "
+                         "themselves whether they are checkpointed: leave it out, or use transformers 4.52 or later")
     for pattern in modules:
         if not any(_matches(name, pattern) for name in layers):
             raise InputError(f"gradient_checkpointing_modules: pattern {pattern!r} matches no layer (for example "
@@ -242,7 +246,7 @@ def describe(model, tokens_per_image: int, image_tokens: tuple[int, ...] = ()) -
 
     from predictor.model.tensor_parallel import is_sharded, local_part
 
-    decay = decayed(model)
+    decay = transformers_releases.decayed(model)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     tensors = [Parameter(name, tuple(local_part(p).shape), p.element_size(), p.requires_grad, name in decay,
                          embedding=id(p) in embeddings, sharded=is_sharded(p))
@@ -262,12 +266,3 @@ def _hidden_size(config) -> int:
             if getattr(part, name, None) is not None:
                 return choose(getattr(part, name))
     return 0
-
-
-def decayed(model) -> set[str]:
-    """Names of the parameters in the weight-decay group (transformers 5.17: Trainer.get_decay_parameter_names)."""
-    from torch import nn
-    from transformers.trainer_pt_utils import get_parameter_names
-
-    patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-    return set(get_parameter_names(model, [nn.LayerNorm], patterns))

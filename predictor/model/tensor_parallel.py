@@ -17,10 +17,14 @@ import torch
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from predictor.common.errors import InputError, NotPredicted
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # PyTorch 2.4
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # older releases lack it

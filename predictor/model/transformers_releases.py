@@ -6,11 +6,13 @@ Each function acts by the installed release, reads nothing else of it, and names
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
 from predictor.common.errors import InputError, NotPredicted
+from predictor.common.releases import release
 
 CHECKPOINTING_DEFAULTS = {"every_n_layers": 1, "offload": False}
 """Options of ``gradient_checkpointing_enable`` beside ``gradient_checkpointing_kwargs`` in 5.17; 4.57 has none."""
@@ -32,12 +34,87 @@ def checkpointing_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def image_features(output: Any) -> Any:
-    """The features of images that ``get_image_features`` returns, one tensor or a list of them.
+def auto_class(name: str) -> str:
+    """The name that an automatic class has in the installed release (models/auto/modeling_auto.py)."""
+    return "AutoModelForVision2Seq" if name == "AutoModelForImageTextToText" and _release() < (4, 45) else name
 
-    4.57 returns them alone (models/llava/modeling_llava.py), 5.17 as ``pooler_output``.
+
+def dtype_option(dtype: Any) -> dict[str, Any]:
+    """The argument that gives a new model its dtype: ``torch_dtype`` before 4.56 (modeling_utils.py, _from_config)."""
+    return {"dtype" if _release() >= (4, 56) else "torch_dtype": dtype}
+
+
+def checkpointed_layer() -> type[Any]:
+    """The class of layers that decide themselves whether they are checkpointed (modeling_layers.py, since 4.52).
+
+    Before, the model that calls them decides. No layer has the class that is returned then.
     """
-    return getattr(output, "pooler_output", output)
+    if _release() < (4, 52):
+        return type("NoLayer", (), {})
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return GradientCheckpointingLayer
+
+
+def _release() -> tuple[int, ...]:
+    import transformers
+
+    return release(transformers.__version__)
+
+
+def image_features(model: Any, *, video: bool) -> Callable[..., Any] | None:
+    """The function of a model that computes the features of images or videos; None if the model has none.
+
+    It returns one tensor, or a list of them: 5.17 returns them as ``pooler_output``, 4.57 alone
+    (models/llava/modeling_llava.py). Until 4.49 it takes values of the configuration, and some models have none: there
+    the vision tower gives as many tokens as it has patches that are not left out.
+    """
+    method = getattr(model, "get_video_features" if video else "get_image_features", None)
+    if method is None:
+        return _features_before_4_50(model)
+    configured = {name: getattr(model.config, name) for name, parameter in inspect.signature(method).parameters.items()
+                  if parameter.default is parameter.empty and hasattr(model.config, name)}
+
+    @wraps(method)
+    def features(**inputs: Any) -> Any:
+        output = method(**inputs, **configured)
+        return getattr(output, "pooler_output", output)
+
+    return features
+
+
+def _features_before_4_50(model: Any) -> Callable[..., Any] | None:
+    if hasattr(model, "visual"):  # models/qwen2_5_vl/modeling_qwen2_5_vl.py
+        return lambda pixel_values, image_grid_thw: model.visual(pixel_values, grid_thw=image_grid_thw)
+    if hasattr(model, "multi_modal_projector") and hasattr(model, "vision_tower"):  # models/llava/modeling_llava.py
+        first = int(model.config.vision_feature_select_strategy == "default")
+        return lambda pixel_values: model.vision_tower(pixel_values).last_hidden_state[:, first:]
+    return None
+
+
+def decayed(model: Any) -> set[str]:
+    """Names of the parameters in the weight-decay group (5.17: Trainer.get_decay_parameter_names).
+
+    4.43 excludes biases and the parameters of registered norms, later releases those with certain names.
+    """
+    from torch import nn
+    from transformers import pytorch_utils
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    if len(inspect.signature(get_parameter_names).parameters) < 3:
+        return {name for name in get_parameter_names(model, pytorch_utils.ALL_LAYERNORM_LAYERS) if "bias" not in name}
+    patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+    return set(get_parameter_names(model, [nn.LayerNorm], patterns))
+
+
+def merges_images(model: Any) -> bool:
+    """Whether a model puts the tokens of an image in the place of one token itself, and needs an attention mask for
+    that (4.43: models/llava/modeling_llava.py, _merge_input_ids_with_image_features).
+
+    Later releases do so only for inputs that lack room for the image's tokens.
+    """
+    forward = inspect.getsource(type(model).forward)
+    return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
 
 
 def check_flash_attention(integration: ModuleType) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from predictor.allocator import AllocatorSettings
+from predictor.common.releases import release
 from predictor.formula.formula import Formula
 from predictor.model.request import Request
 from predictor.profile.job_traits import COUNTERS, TRAITS
-from predictor.workload.deepspeed_releases import release
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from predictor.common import releases
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
@@ -130,7 +131,7 @@ def _world_size(reading: Reading, parts: int, name: str) -> int:
 def rows(document: Mapping[str, Any], name: str, put_in: Mapping[str, Any]) -> Iterator[Value]:
     """Yields every value of a config that memory depends on: read, filled in for "auto", or DeepSpeed's default."""
     stage = deepspeed_config.parse(document, name)["zero_optimization.stage"]
-    release = deepspeed_releases.release(PINNED["deepspeed"])
+    release = releases.release(PINNED["deepspeed"])
     for dotted in KNOWN:
         written, key = at(document, dotted), dotted.rpartition(".")[2]
         if written == "auto" and dotted in put_in:

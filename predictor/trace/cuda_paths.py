@@ -7,7 +7,7 @@ would not be active when an activation checkpoint recomputes.
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -18,8 +18,13 @@ from torch.nn import functional
 from predictor.trace import rms_norm
 from predictor.trace.autocast import STAND_IN, cast_as_one_operator
 from predictor.trace.operators import batch_norms, convolution
+from predictor.trace.operators.call import has
 
 aten = torch.ops.aten
+
+
+SOFTMAX = aten._safe_softmax if hasattr(aten, "_safe_softmax") else torch.softmax
+"""The softmax of the math kernel; ``_safe_softmax`` since PyTorch 2.5."""
 
 
 def _needs_grad(*tensors) -> bool:
@@ -102,7 +107,7 @@ def _math(query, key, value, mask, options: Options):
     attention = torch.matmul(scaled, whole_key.transpose(-2, -1) * root)
     if mask is not None:
         attention.add_(mask)
-    attention = aten._safe_softmax(attention, -1)
+    attention = SOFTMAX(attention, -1)
     if dropout:
         attention = functional.dropout(attention, dropout)
     second = attention.to(dtype)
@@ -119,8 +124,8 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
     """The kernel that PyTorch chooses (ATen/native/transformers/cuda/sdp_utils.cpp).
 
     cuDNN needs head sizes that are multiples of 8, up to 256. Flash attention takes no mask.
-    Memory-efficient attention takes no grouped heads. Only memory-efficient attention has a gradient for a mask. No
-    fused kernel takes a mask whose rows are not contiguous.
+    Memory-efficient attention takes no grouped heads before PyTorch 2.14. Only it has a gradient for a mask. No fused
+    kernel takes a mask whose rows are not contiguous.
 
     Args:
         grouped: whether several query heads share a key head.
@@ -134,7 +139,8 @@ def choose(backend: str, mask, grouped: bool, width: int) -> str:
         backend = "flash"
     if backend == "flash" and mask is not None:
         backend = "efficient"
-    return "math" if backend == "efficient" and grouped else backend
+    takes_grouped = backend != "efficient" or has("efficient_takes_grouped_heads")
+    return "math" if grouped and not takes_grouped else backend
 
 
 def scaled_dot_product_attention(backend: str, original):
@@ -272,6 +278,19 @@ def mixed_product(source, quantized, weight, row_maxima, column_maxima, columns=
     return source.new_empty(*quantized.shape[:-1], len(weight)), source.new_empty(0)
 
 
+def seeds_on_host(args, out):
+    """Flash attention's results with seed and offset on the CPU (``flash_seeds_on_device``)."""
+    return out if has("flash_seeds_on_device") else (*out[:6], *(torch.zeros((), dtype=torch.int64),) * 2, *out[8:])
+
+
+def flash_attention(query, key, value, *_others, **_options):
+    """``_scaled_dot_product_flash_attention`` on meta, which PyTorch 2.4 lacks."""
+    out = torch.empty_like(query.transpose(1, 2)).transpose(1, 2)
+    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    seed, offset = (query.new_empty((), dtype=torch.int64) for _ in range(2))
+    return out, sums, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
+
+
 REPLACEMENTS = {
     "bitsandbytes::int8_vectorwise_quant": quantized_rows,
     "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
@@ -280,13 +299,14 @@ REPLACEMENTS = {
     "aten::masked_fill_": filled(aten.masked_fill_),
     "_c10d_functional::wait_tensor": waited_for,
     "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
-}
+} | ({} if has("flash_attention_on_meta") else {"aten::_scaled_dot_product_flash_attention": flash_attention})
 """Operator -> the function to call on meta tensors instead."""
 RESULTS = {
     "aten::convolution": convolution.results,
     "aten::convolution_backward": convolution.backward_results,
     "aten::native_batch_norm": batch_norms.batch_norm_results,
     "aten::roll": contiguous,
+    "aten::_scaled_dot_product_flash_attention": seeds_on_host,
     "aten::log_sigmoid_forward": log_sigmoid,
 }
 """Operator -> a function of its arguments and its meta results that returns the results as CUDA lays them out."""
@@ -305,5 +325,7 @@ def as_on_cuda(backend: str):
           patch.object(functional, "log_softmax", softmax(functional.log_softmax)),
           patch.object(functional, "one_hot", one_hot(functional.one_hot)),
           patch.object(torch, "autocast", autocast(torch.autocast)),
+          nullcontext() if has("checkpoints_on_meta") else patch.object(torch, "meta", torch.device("meta"),
+                                                                        create=True),
           patch.object(torch, "tensor", constant(torch.tensor))):
         yield

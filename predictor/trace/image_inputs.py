@@ -90,7 +90,9 @@ def processor(config: ModelConfig, hf_config):
     name = config.document["model_type"]
     tower = getattr(hf_config.vision_config, "model_type", "")
     backends = names.get(tower if name == "llava" else name) or names.get(name) or {}
-    if "pil" not in backends:
+    if isinstance(backends, tuple):  # until 5.0 the slow class, which reads pictures with PIL, comes first
+        backends = {"pil": backends[0]}
+    if not backends.get("pil"):
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
     if name not in SETTINGS and not config.preprocessor:
         raise InputError(f"model {config.name}: for model_type {name}, config.json does not say how images are "
@@ -111,7 +113,8 @@ def _build(processor_class: Any, settings: dict[str, Any]):
     Without the copy, Qwen's processors write ``max_pixels`` into the ``size`` of their class (transformers 5.17,
     models/qwen2_vl/image_processing_pil_qwen2_vl.py), and every later processor has it.
     """
-    return processor_class(**{"size": copy(processor_class.size)} | settings)
+    size = {"size": copy(processor_class.size)} if hasattr(processor_class, "size") else {}
+    return processor_class(**size | settings)
 
 
 def processed(image_processor, samples: list[list[tuple[int, int]]]) -> dict[str, torch.Tensor]:

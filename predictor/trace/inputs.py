@@ -95,7 +95,7 @@ class Inputs:
             return [audio_inputs.tokens(self.model)]
         if self.config.kind is not Modality.IMAGE_TEXT:
             return [0]
-        features = getattr(self.model, "get_video_features" if self.video_frames else "get_image_features", None)
+        features = transformers_releases.image_features(self.model, video=bool(self.video_frames))
         if features is None:
             return [1]  # the model reads images by cross-attention, and one token stands for each
         pixels = self._pixels([[size] * count])
@@ -105,7 +105,7 @@ class Inputs:
 
         packaged = self.model.config._attn_implementation == "flash_attention_2"
         with flash_attention.on_meta() if packaged else nullcontext():  # the real package does not take meta tensors
-            output = transformers_releases.image_features(call_on_meta(features, self._fitting(pixels, features)))
+            output = call_on_meta(features, self._fitting(pixels, features))
         parts = output if isinstance(output, (tuple, list)) else [output]
         tokens = sum(part.numel() // part.shape[-1] for part in parts) // count
         runs = int(pixels["video_grid_thw"][0, 0]) if self.video_frames and self._has_timestamps else 1
@@ -145,14 +145,23 @@ class Inputs:
     def _text(self, shape: Shape, samples: list[list[Size | None]]) -> dict[str, torch.Tensor]:
         """Token ids, labels, and token types if the model takes them."""
         token = self._placeholder
-        ids = torch.full((shape.batch, shape.sequence), 1 if token != 1 else 0)
-        for row, sizes in enumerate(samples):
-            runs, start = [tokens for size in sizes for tokens in self._runs(size, len(sizes))], 1
-            room = sum(runs) + len(runs) < shape.sequence
+        runs_of = [[tokens for size in sizes for tokens in self._runs(size, len(sizes))] for sizes in samples]
+        length = shape.sequence
+        if merges := transformers_releases.merges_images(self.model):
+            lengths = {length - sum(runs) + len(runs) for runs in runs_of}
+            if len(lengths) > 1:
+                raise InputError("images do not divide evenly among the samples of a batch: not predicted where the "
+                                 "model inserts the tokens of images itself: use transformers 4.46 or later")
+            length, runs_of = lengths.pop(), [[1] * len(runs) for runs in runs_of]
+        ids = torch.full((shape.batch, length), 1 if token != 1 else 0)
+        for row, runs in enumerate(runs_of):
+            start, room = 1, sum(runs) + len(runs) < length
             for tokens in runs:
                 ids[row, start : start + tokens] = token
                 start += tokens + room
         batch = {"input_ids": ids, "labels": torch.where(ids == token, -100, ids)}
+        if merges:
+            batch["attention_mask"] = torch.ones_like(ids)
         for name in ("mm_token_type_ids", "token_type_ids"):
             if shape.images and name in self._arguments:
                 batch[name] = (ids == token).to(torch.int64) * (2 if self.video_frames else 1)

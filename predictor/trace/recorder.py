@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -102,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self._place = place
         self._device = device
         self._rows: dict[int, int] = {}
+        self._unshared = _unshared()
 
     def ignore(self, tensors) -> None:
         """Leaves out tensors that exist already: neither their allocation nor their free is recorded."""
@@ -189,7 +191,7 @@ class Recorder(TorchDispatchMode):
     def as_without_mode(self, func, args):
         """The operator and arguments that PyTorch would have called without a dispatch mode."""
         if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
-            return accumulated(func, args)
+            return accumulated(func, args, self._unshared)
         if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
             return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
         if func in IN_PLACE and self.moment is Moment.BACKWARD and _by_engine():
@@ -222,24 +224,55 @@ def has_own_dispatch(tensor_type: type[torch.Tensor]) -> bool:
     return tensor_type.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
-UNSHARED = (4, 2)
-"""Use counts of a tensor and its storage that a dispatch mode sees for an operand without other references."""
+class _UseCounts(TorchDispatchMode):
+    """Keeps the use counts of the first operand of each sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.add.Tensor:
+            self.seen.append(_use_counts(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def _use_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """Number of references to a tensor and to its storage."""
+    own = tensor._use_count()  # type: ignore[attr-defined]  # torch's stub lacks it
+    return own, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+@cache
+def _unshared() -> tuple[int, int]:
+    """The use counts that a dispatch mode sees for a gradient without other references.
+
+    Releases of PyTorch differ, so they are read from the sum of two gradients that only the engine knows.
+    """
+    source = torch.empty(1, device="meta", requires_grad=True)
+    counts = _UseCounts()
+    with torch.enable_grad(), counts:
+        torch.autograd.backward([source * 2, source * 3], [torch.empty(1, device="meta") for _ in range(2)])
+    return counts.seen[-1]
 
 
 PASSED_THROUGH = ("inner", "_fn", "__torch_dispatch__", "as_without_mode", "accumulated")
 """Names of the functions that are on the stack between autograd's engine and :func:`_by_engine`."""
 
 
-def accumulated(func, args):
+def accumulated(func, args, unshared: tuple[int, int]):
     """Autograd's sum of two gradients, in place if it would be in place without a dispatch mode.
 
     torch/csrc/autograd/input_buffer.cpp (``accumulate``) adds into the gradient that came first if only the
     engine has a reference to it, but never under a dispatch mode.
+
+    Args:
+        unshared: the use counts of a gradient that only the engine has (:func:`_unshared`).
     """
     if not _by_engine():
         return func, args
     first, second = args[:2]
-    if (first._use_count(), torch._C._storage_Use_Count(first.untyped_storage()._cdata)) == UNSHARED:
+    if _use_counts(first) == unshared:
         return torch.ops.aten.add_.Tensor, (first, second)
     return func, args
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from predictor.trace.operators.call import has
+
 _LIBRARY = torch.library.Library("peakcast", "DEF")
 _LIBRARY.define("rms_norm(Tensor source, int rows) -> (Tensor, Tensor)")
 _LIBRARY.define("rms_norm_backward(Tensor gradient, Tensor source, Tensor? weight, bool[2] wanted) -> Tensor[]")
@@ -50,7 +52,7 @@ def fused(original):
     fuse."""
 
     def rms_norm(input, normalized_shape, weight=None, eps=None):
-        if not input.is_meta or (weight is not None and weight.dtype != input.dtype):
+        if not input.is_meta or not has("rms_norm_fused") or (weight is not None and weight.dtype != input.dtype):
             return original(input, normalized_shape, weight, eps)
         width = 1
         for size in normalized_shape:

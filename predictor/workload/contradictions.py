@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.releases import release
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Invalid
 from predictor.workload import compared, deepspeed_settings, modes, optimizers
@@ -19,11 +20,10 @@ from predictor.workload.deepspeed_releases import (
     STAGE_0_SINCE,
     STAGE_1_SINCE,
     STAGE_3_SINCE,
-    release,
 )
 from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
-from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2
+from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2, OLDEST_QUANTIZING
 from predictor.workload.workload_draft import Draft
 
 CHECKPOINTING_KEYS = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
@@ -331,6 +331,11 @@ CONTRADICTIONS = (
     Contradiction(("versions", "engine"), lambda c: bool(c["fsdp"]) and release(c["versions"]["torch"]) < OLDEST_FSDP2,
                   lambda c, _: f"names torch {c['versions']['torch']}: FSDP2 is predicted for "
                                f"{_dotted(OLDEST_FSDP2[:2])} and later"),
+    Contradiction(("versions", "quantization"),
+                  lambda c: c["quantization"] is not None
+                  and release(c["versions"]["transformers"]) < OLDEST_QUANTIZING,
+                  lambda c, _: f"names transformers {c['versions']['transformers']}: quantization is predicted for "
+                               f"{_dotted(OLDEST_QUANTIZING[:2])} and later"),
     Contradiction(("offload", "zero_stage", "deepspeed"),
                   lambda c: c["offload"] is not None and _deepspeed_key(c) is None,
                   "is a setting of DeepSpeed: add zero_stage"),

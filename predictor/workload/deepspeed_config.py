@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.errors import InputError
+from predictor.common.releases import release
 from predictor.workload import contradictions, deepspeed_settings
-from predictor.workload.deepspeed_releases import default, release
+from predictor.workload.deepspeed_releases import default
 from predictor.workload.workload_draft import of_config
 
 if TYPE_CHECKING:

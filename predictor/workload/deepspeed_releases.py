@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
@@ -38,13 +37,6 @@ AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
 STAGE_0_SINCE = STAGE_3_SINCE = OFFLOAD_SINCE = (0, 19, 8)  # the release that the engines follow
 STAGE_1_SINCE = (0, 18, 3)  # earlier releases allocate the buckets of stage 1 elsewhere
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
-
-
-def release(version: str) -> tuple[int, int, int]:
-    """The three numbers of a version: ``"0.19.8+cu130"`` becomes ``(0, 19, 8)``."""
-    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    assert match is not None  # the key's value type checked the version
-    return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
 def default(name: str, version: tuple[int, int, int]) -> Any:

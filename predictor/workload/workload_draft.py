@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.releases import release
 from predictor.workload import deepspeed_settings
-from predictor.workload.deepspeed_releases import release
 
 
 @dataclass(frozen=True)

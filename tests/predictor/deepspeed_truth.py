@@ -152,7 +152,7 @@ def _deepspeed(case: Case, model, batch) -> list[dict]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from predictor.events.events import MOMENTS, Moment
-    from predictor.model.parser import decayed
+    from predictor.model.transformers_releases import decayed
     from predictor.trace.recorder import Recorder
 
     os.environ |= {"RANK": str(case.rank), "WORLD_SIZE": str(case.world)}

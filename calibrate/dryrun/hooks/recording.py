@@ -8,6 +8,7 @@ from the copies.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +28,10 @@ ALLOCATING = ("alloc", "segment_alloc", "segment_map")
 
 
 class HistoryRequest(NamedTuple):
-    """Arguments of ``torch._C._cuda_record_memory_history``, in its order."""
+    """Arguments of ``torch._C._cuda_record_memory_history`` in PyTorch 2.14, in its order.
+
+    Older releases take the first 4 (until 2.6, where every call clears the history), 7 (2.8) or 8 of them (2.11).
+    """
 
     enabled: str | None
     context: str | None
@@ -37,6 +41,8 @@ class HistoryRequest(NamedTuple):
     compile_context: bool = False
     annotations: bool = False
     skip_actions: tuple[str, ...] | list[str] = ()
+    pinned_host_memory: bool = False
+    cuda: bool = True
 
 
 OWN_REQUEST = HistoryRequest("all", "alloc", "python", sys.maxsize)
@@ -84,7 +90,9 @@ class Recording:
         # keys of allocations that have no stack for the script; None: all
         self._without_stack: set[tuple[bool, int]] | None = None
         bindings: Any = torch._C
-        self._record: Callable[..., None] = bindings._cuda_record_memory_history
+        record = bindings._cuda_record_memory_history
+        accepted = len(re.findall(r"\barg\d+:", record.__doc__.partition("\n")[0]))
+        self._record: Callable[[HistoryRequest], None] = lambda request: record(*request[:accepted])
         self._snapshot: Callable[..., dict[str, Any]] = bindings._cuda_memorySnapshot
         bindings._cuda_record_memory_history = self._record_for_script
         bindings._cuda_record_memory_history_legacy = self._record_for_script_legacy
@@ -100,7 +108,7 @@ class Recording:
             request = request._replace(context=OWN_REQUEST.context, stacks=OWN_REQUEST.stacks)
         elif request.context != "all":
             request = request._replace(context=OWN_REQUEST.context)
-        self._record(*request._replace(enabled="all", max_entries=sys.maxsize, clear=True, skip_actions=[]))
+        self._record(request._replace(enabled="all", max_entries=sys.maxsize, clear=True, skip_actions=[]))
 
     def take(self) -> list[dict]:
         """The entries since the last call. Empties the history."""
@@ -132,7 +140,7 @@ class Recording:
             self._without_stack = {key for key, _ in _segments_and_blocks(self._snapshot(None)["segments"])}
         request = HistoryRequest(*arguments)
         try:
-            self._record(*request)  # raises an error for invalid arguments
+            self._record(request)  # raises an error for invalid arguments
             self._script_request = None if request.enabled is None else request
             max_entries = request.max_entries if request.enabled == "all" else 1
             for ring in (self._script, self._annotations):

@@ -122,6 +122,9 @@ static int64_t workspace_bytes(Work work) {
   return (int64_t)(w->fixed_bytes + by_elements);
 }
 
+/* CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE, which the headers of cuDNN 9.1 do not name. */
+enum { ENGINECFG_WORKSPACE_SIZE = 303 };
+
 /* Numbers are 0 (engine index, shared memory) but for the workspace, lists are
  * empty, and there is one heuristic result, which is the caller's own
  * descriptor, as is its engine. */
@@ -138,7 +141,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
   } else if (type == CUDNN_TYPE_INT64 && wanted > 0) {
     count = 1;
     int64_t value = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
-    if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE || name == CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE)
+    if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE || (int)name == ENGINECFG_WORKSPACE_SIZE)
       value = workspace_bytes(work);
     if (values) *(int64_t *)values = value;
   } else if (type == CUDNN_TYPE_INT32 && wanted > 0) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from predictor.trace.operators.call import Call, nbytes
+from predictor.trace.operators.call import Call, has, nbytes
 
 
 def attention_dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
@@ -40,13 +40,14 @@ def flash_forward(call: Call) -> None:
     elif rows != key.shape[2]:
         dimensions += (key.shape[2],)
     call.results(*call.out[:2])
-    if dropout:
+    if dropout and has("flash_seeds_on_device"):
         seeds, unused = (next(tensor for tensor in call.out if nbytes(tensor) == size) for size in (16, 8))
         first = call.allocate(nbytes(seeds))
         call.results(unused)
         call.results()
         return call.free(first)
-    partial = [call.allocate((name, dimensions)) for name in ("flash_split_sums", "flash_split_outputs")]
+    names = () if dropout else ("flash_split_sums", "flash_split_outputs")
+    partial = [call.allocate((name, dimensions)) for name in names]
     call.results()
     for buffer in partial:
         call.free(buffer)
@@ -74,7 +75,9 @@ def efficient_forward(call: Call) -> None:
     """Row sums, with rows rounded up; then a result in fp32 if a head is too wide for one block (mem_eff_attention/
     kernel_forward.h, kNeedsOutputAccumulatorBuffer). Seed and offset stay on the CPU (attention.cu,
     _efficient_attention_forward)."""
-    out, sums, *_ = call.out
+    out, sums, *seeds = call.out
+    if has("efficient_seeds_on_device"):
+        call.results(*seeds)
     call.results(out)
     if sums.numel():
         call.results(sums, size=("efficient_rows", attention_dimensions(call.args[0])))
@@ -101,6 +104,9 @@ def efficient_backward(call: Call) -> None:
     for bias in biases:
         length = bias.shape[-1]
         call.results(bias, size=("bias_gradient", (bias.numel() // length, length, bias.element_size())))
+    key = call.args[2]
+    expanded = [call.allocate(nbytes(key) * query.shape[1] // key.shape[1])
+                for _ in range(2 * (query.shape[1] != key.shape[1]))]  # dK and dV of all query heads
     wide = query.element_size() == 4
     terms = [call.allocate(4 * query.numel()), call.allocate(("efficient_delta", dimensions))] if wide else []
     delta = call.allocate(("efficient_delta", dimensions))
@@ -111,4 +117,4 @@ def efficient_backward(call: Call) -> None:
     accumulators = call.allocate(("efficient_backward", (*dimensions, *more)))
     call.free(delta)
     call.free(accumulators)
-    call.release(copies)
+    call.release([*copies, *expanded])

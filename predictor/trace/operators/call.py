@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from predictor.common.releases import cuda_of, torch_has
+from predictor.events.workspaces import INT64, NEWEST_CUB
+
 
 @dataclass(frozen=True)
 class Call:
@@ -56,6 +59,27 @@ def results_only(call: Call) -> None:
 def nbytes(tensor: torch.Tensor) -> int:
     """Bytes of a contiguous copy of a tensor."""
     return tensor.numel() * tensor.element_size()
+
+
+def has(behaviour: str) -> bool:
+    """Whether the PyTorch that traces has a behaviour of :data:`predictor.common.releases.TORCH`."""
+    return torch_has(behaviour, torch.__version__)
+
+
+def cuda() -> int:
+    """The CUDA release that the PyTorch that traces was compiled with: 1208 is 12.8."""
+    return cuda_of(torch.__version__)
+
+
+def cub(name: str, *dimensions: int) -> tuple[str, tuple[int, ...]]:
+    """A temporary of CUB, of the release that the PyTorch that traces was compiled with."""
+    return name, dimensions if cuda() >= NEWEST_CUB else (*dimensions, cuda())
+
+
+def cub_scan(items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:
+    """The temporary of CUB's scan of a row."""
+    name, dimensions = cub("cub_scan", items, itemsize)
+    return name, dimensions[:1] if dimensions == (items, INT64) else dimensions
 
 
 def copies(*tensors: torch.Tensor) -> list[int]:

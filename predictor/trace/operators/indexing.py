@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, nbytes
+from predictor.trace.operators.call import Call, copies, cub, cub_scan, cuda, has, nbytes
 
 FEW_ROWS = 10
 """Embedding backward adds up whole rows, not partial ones, if the embedding has at most this number of rows (such as
@@ -45,7 +45,8 @@ def index_put(call: Call) -> None:
     items = count * target.numel() // math.prod(target.shape[axis] for axis in indexed)
     whole = () if values.numel() == items and values.is_contiguous() else (items * values.element_size(),)
     moved = (nbytes(target),) if apart else ()
-    call.temporaries(*whole, *moved, 8 * count, 8 * count, 8 * count, ("index_sort", (count, target.numel() // slices)))
+    sort = cub("index_sort", count, target.numel() // slices)
+    call.temporaries(*whole, *moved, 8 * count, 8 * count, 8 * count, sort)
     call.free(linear)
 
 
@@ -55,7 +56,7 @@ def masked_scatter(call: Call) -> None:
     items = source.numel()
     call.results()
     whole = () if mask.is_contiguous() and mask.numel() == items else (items,)
-    call.temporaries(8 * items, *whole, ("cub_scan", (items,)))
+    call.temporaries(8 * items, *whole, cub_scan(items))
 
 
 def masked_scatter_backward(call: Call) -> None:
@@ -64,7 +65,7 @@ def masked_scatter_backward(call: Call) -> None:
     mask = call.allocate(gradient.numel())
     count = call.allocate(4)
     call.temporaries(("cub_count", ()))
-    call.temporaries(("cub_select", (gradient.numel(),)))
+    call.temporaries(cub("cub_select", gradient.numel()))
     call.free(count)
     call.free(mask)
     selected = call.allocate(nbytes(call.out[0]))
@@ -73,12 +74,14 @@ def masked_scatter_backward(call: Call) -> None:
 
 
 def nonzero(call: Call) -> None:
-    """Nonzero elements are counted, then selected (ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl)."""
-    items = (call.args[0].numel(),)
+    """A copy of an input that is not contiguous. Nonzero elements are counted, then selected (ATen/native/cuda/
+    Nonzero.cu, nonzero_cuda_out_impl)."""
+    source = call.args[0]
+    copied = [call.allocate(size) for size in copies(source)]
     count = call.allocate(4)
-    call.temporaries(("cub_sum", items))
-    call.results_and_temporaries(("cub_select", items))
-    call.free(count)
+    call.temporaries(("cub_sum", (source.numel(),)))
+    call.results_and_temporaries(cub("cub_select", source.numel()))
+    call.release([*copied, count])
 
 
 def repeat_interleave(call: Call) -> None:
@@ -86,7 +89,7 @@ def repeat_interleave(call: Call) -> None:
     """
     repeats = call.args[0]
     sums = call.allocate(8 * repeats.numel())
-    call.temporaries(("cub_scan", (repeats.numel(),)))
+    call.temporaries(cub_scan(repeats.numel()))
     if call.kwargs.get("output_size") is None:
         call.temporaries(repeats.numel(), 1)
     call.results()
@@ -101,13 +104,14 @@ def embedding_backward(call: Call) -> None:
     copy = None if gradient.is_contiguous() else call.allocate(nbytes(gradient))
     each = ("embedding_indices", (tokens,))
     ordered, original = call.allocate(each), call.allocate(each)
-    call.temporaries(each, ("embedding_sort", (tokens,)))
+    bits = (cuda(), vocabulary) if has("embedding_sorts_few_bits") else ()
+    call.temporaries(each, ("embedding_sort", (tokens, *bits)) if bits else cub("embedding_sort", tokens))
     call.results()
     segment, number = ("embedding_segments", (tokens, vocabulary)), ("embedding_number", (tokens,))
     offsets, count = call.allocate(each), call.allocate(number)
-    call.temporaries(each, ("embedding_unique", (tokens,)))
+    call.temporaries(each, cub("embedding_unique", tokens))
     partials, starts = call.allocate(segment), call.allocate(segment)
-    call.temporaries(("embedding_scan", (tokens, vocabulary)))
+    call.temporaries(cub("embedding_scan", tokens, vocabulary))
     parts = ("embedding_partials", (tokens, vocabulary, 2))
     if vocabulary > FEW_ROWS:
         call.temporaries(number, parts, ("embedding_partials", (tokens, vocabulary, width)))
@@ -139,4 +143,4 @@ def sort(call: Call) -> None:
     fillSliceWithIndex and launch_stable_sort_kernel)."""
     source = call.args[0]
     row = (source.numel(),) if source.dim() == 1 and source.dtype == torch.int64 else ()
-    call.results_and_temporaries(*((8 * row[0], ("row_sort", row)) if row else ()))
+    call.results_and_temporaries(*((8 * row[0], cub("row_sort", *row)) if row else ()))

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, nbytes
+from predictor.trace.operators.call import Call, has, nbytes
 
 
 def matrix_product(call: Call) -> None:
@@ -17,10 +17,25 @@ def matrix_product(call: Call) -> None:
     neither its rows nor its columns are contiguous, such as the gradient of a sum (ATen/native/cuda/Blas.cpp,
     prepare_matrix_for_cublas and prepare_batch_matrix_for_cublas)."""
     call.results()
+    _product(call)
+
+
+def _product(call: Call, *, by_cublaslt: bool = False) -> None:
     held = [call.allocate(nbytes(tensor)) for tensor in call.args[-2:] if not _has_contiguous_rows_or_columns(tensor)]
-    call.lasting_workspace("cublas_workspace")
+    _workspaces(call, by_cublaslt=by_cublaslt)
     for copy in reversed(held):
         call.free(copy)
+
+
+def _workspaces(call: Call, *, by_cublaslt: bool) -> None:
+    """The workspaces of cuBLAS and cuBLASLt. cuBLASLt's handle is cuBLAS's, too."""
+    own = by_cublaslt and not has("cublaslt_workspace_lasts")
+    workspace = call.allocate(("cublaslt_workspace", ())) if own else None
+    call.lasting_workspace("cublas_workspace")
+    if workspace is not None:
+        call.free(workspace)
+    elif by_cublaslt and not has("cublaslt_shares_workspace"):
+        call.lasting_workspace("cublaslt_workspace")
 
 
 def _has_contiguous_rows_or_columns(tensor: torch.Tensor) -> bool:
@@ -31,9 +46,8 @@ def _has_contiguous_rows_or_columns(tensor: torch.Tensor) -> bool:
 
 def fused_bias(call: Call) -> None:
     """``addmm`` of a vector calls cuBLASLt (ATen/native/cuda/Blas.cpp, addmm_out_cuda_impl)."""
-    matrix_product(call)
-    if call.args[0].dim() == 1:
-        call.lasting_workspace("cublaslt_workspace")
+    call.results()
+    _product(call, by_cublaslt=call.args[0].dim() == 1)
 
 
 def gemm_4bit(call: Call) -> None:
@@ -45,9 +59,7 @@ def gemm_4bit(call: Call) -> None:
     layer = source.numel() // shape[1], *shape, source.element_size()
     whole = [call.allocate(("unpacked_4bit", (*layer, size))) for size in sizes]
     call.results()
-    call.lasting_workspace("cublas_workspace")
-    if bias is not None and source.is_contiguous():
-        call.lasting_workspace("cublaslt_workspace")
+    _workspaces(call, by_cublaslt=bias is not None and source.is_contiguous())
     for buffer in whole:
         call.free(buffer)
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, nbytes
+from predictor.trace.operators.call import Call, cub_scan, nbytes
 
 
 def reduction(call: Call) -> None:
@@ -188,5 +188,4 @@ def cumulative(call: Call) -> None:
     copies = copy * ((source.dtype != out.dtype) + (not torch.empty_like(source).is_contiguous()
                                                     if source.dtype != out.dtype else not source.is_contiguous()))
     single = source.numel() == source.shape[call.args[1]]
-    descriptor = () if out.element_size() == 8 else (out.element_size(),)
-    call.results_and_temporaries(*copies, *((("cub_scan", (source.numel(), *descriptor)),) if single else ()))
+    call.results_and_temporaries(*copies, *((cub_scan(source.numel(), out.element_size()),) if single else ()))
