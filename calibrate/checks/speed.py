@@ -212,8 +212,8 @@ def measure(jobs: list[Benchmark], args: Namespace) -> list[Row]:
     for one in [] if args.table_only else results_file.bar(jobs, "Timing"):
         busy = os.getloadavg()[0]
         results_file.append(FILE, {
-            "name": one.name, "seconds": round(one.seconds(), 4), "busy": round(busy, 1), "target": one.target, "series": one.series,
-            "size": one.size, "date": date.today().isoformat(), "cores": os.cpu_count(),
+            "name": one.name, "seconds": round(one.seconds(), 4), "busy": round(busy, 1), "target": one.target,
+            "series": one.series, "size": one.size, "date": date.today().isoformat(), "cores": os.cpu_count(),
             **{package: metadata.version(package) for package in ("torch", "transformers")}})
     return list({row["name"]: row for row in results_file.lines(FILE)}.values())
 
