@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_order(arguments.log, arguments.model)
     name, found = _explained(arguments.log)
     if _has_job(arguments):
-        job = _predicted(arguments, found[0])
+        job = _predicted(arguments, found)
     else:
         job = None
         _check_no_keys(arguments)
@@ -191,13 +191,13 @@ def _check_no_keys(arguments: argparse.Namespace) -> None:
                              "its MODEL after the log, or --from FILE")
 
 
-def _predicted(arguments: argparse.Namespace, first: Explanation) -> PredictedJob:
+def _predicted(arguments: argparse.Namespace, found: list[Explanation]) -> PredictedJob:
     """The job's prediction on the GPU of the message, its failure with the memory that PyTorch had there, and remedies.
     """
     workload = options.workload(arguments)
     from predictor.oom.reproduction import predicted_job
 
-    return predicted_job(first, workload, every=arguments.remedies, progress=output.progress)
+    return predicted_job(found, workload, every=arguments.remedies, progress=output.progress)
 
 
 def _recorded(arguments: argparse.Namespace) -> RecordedFailure:

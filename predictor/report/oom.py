@@ -36,6 +36,7 @@ MEANING = {
     Holder.REST: "outside PyTorch's allocator: CUDA context, NCCL, libraries, other processes",
     Holder.FREE: "not in use when the request failed",
 }
+OTHER_GPUS = "another number of GPUs than is predicted"
 POSSIBLE_CAUSES = (
     "a loop that keeps outputs, losses or gradients longer than the predicted loop does, another length or number of "
     "samples in this batch, other versions of PyTorch or of the model's code, allocations of the program's own")
@@ -196,15 +197,15 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
     """
     found = job.reproduction
     console.print()
-    if job.assumed_gpu:
-        _say(console, job.assumed_gpu)
+    for sentence in assumed(job):
+        _say(console, sentence)
     outside = size_text(job.prediction.provenance.get("runtime_bytes", 0))
     _say(console, f"Predicted for this configuration on the whole GPU, {outside} outside PyTorch assumed: "
                   f"{verdict(job.prediction)}", style="bold")
     if found is None:
         _say(console, "The message does not tell how much memory PyTorch could have: its failure cannot be compared.")
     else:
-        for sentence in reproduction_sentences(found):
+        for sentence in reproduction_sentences(found, are_gpus_doubtful=job.are_gpus_doubtful):
             _say(console, sentence)
         console.print()
         console.print(compared_table(found))
@@ -215,10 +216,31 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
             console.print()
     judged = remedies.short(job.remedies)
     if judged:
-        there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
-        _say(console, f"Remedies, each predicted {there}:", style="bold")
+        _say(console, remedies_title(found), style="bold")
     for sentence in judged:
         _say(console, f"- {sentence}")
+
+
+def assumed(job: PredictedJob) -> list[str]:
+    """Sentences about what nobody gave, and about a GPU whose memory is not that of the message."""
+    said = job.prediction.workload
+    if job.other_bytes is None:
+        return list(job.assumed)
+    own = f"and {said['gpu']} has {size_text(job.other_bytes)}" if said.get("gpu") else \
+        f"not {size_text(job.other_bytes)}"
+    return [f"The message's GPU has {size_text(said['capacity_bytes'])}, {own}: the message's memory counts"
+            + (f", with the kernels of {said['gpu']}." if said.get("gpu") else "."), *job.assumed]
+
+
+def remedies_title(found: Reproduction | None) -> str:
+    """With how much memory the remedies are judged."""
+    if found is None:
+        return "Remedies, each predicted on this GPU:"
+    had = f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
+    if found.missed_bytes:
+        had += f" less the {size_text(found.missed_bytes)} that the prediction missed"
+    what = "What lowers its peak" if found.outcome.failure is None else "Remedies"
+    return f"{what}, each predicted {had}:"
 
 
 def compared_table(found: Reproduction) -> Table:
@@ -231,20 +253,24 @@ def compared_table(found: Reproduction) -> Table:
     return rows
 
 
-def reproduction_sentences(reproduction: Reproduction) -> list[str]:
-    """Where the job fails with the memory that it had, and whether that is the reported failure."""
+def reproduction_sentences(reproduction: Reproduction, *, are_gpus_doubtful: bool = False) -> list[str]:
+    """Where the job fails with the memory that it had, and whether that is the reported failure.
+
+    ``are_gpus_doubtful`` names another number of GPUs among what may explain a difference.
+    """
     outcome = reproduction.outcome
+    causes = f"{OTHER_GPUS}, {POSSIBLE_CAUSES}" if are_gpus_doubtful else POSSIBLE_CAUSES
     had = f"With the {size_text(outcome.limit_bytes)} that PyTorch could have here"
     rank = f" (rank {reproduction.rank})" if reproduction.rank != "worst" else ""
     if outcome.failure is None:
         return [f"{had} the job{rank} is predicted to survive, with at most "
                 f"{size_text(outcome.peak_reserved_bytes)} reserved. The prediction does not explain this error. What "
-                f"may explain it: {POSSIBLE_CAUSES}."]
+                f"may explain it: {causes}."]
     sentences = [f"{had} the job is predicted to run out of memory{failed_at(outcome.failure)}."]
     if reproduction.agrees:
         return [*sentences, "The prediction explains this error: its numbers agree with those of the message."]
     return [*sentences, "The numbers do not agree, so this may be another failure than the reported one. What may "
-                        f"explain it: {POSSIBLE_CAUSES}."]
+                        f"explain it: {causes}."]
 
 
 def snapshot_report(console: Console, failure: RecordedFailure, name: str, message: Message) -> None:
@@ -311,7 +337,7 @@ def document(found: list[Explanation], log: str, job: PredictedJob | None) -> di
     """The explained messages, and what the job's prediction adds, as JSON data."""
     judged = None if job is None else job.remedies
     return {"log": log, "messages": [_message(explanation) for explanation in found],
-            "prediction": job and job.prediction.to_json(),
+            "prediction": job and job.prediction.to_json(), "assumed": job and assumed(job),
             "reproduction": job and job.reproduction and _reproduction(job.reproduction),
             "remedies": None if judged is None else [remedy.to_json() for remedy in judged]}
 
@@ -349,6 +375,7 @@ def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
     outcome, failure = reproduction.outcome, reproduction.outcome.failure
     return {
         "rank": reproduction.rank, "limit_bytes": outcome.limit_bytes, "agrees": reproduction.agrees,
+        "missed_bytes": reproduction.missed_bytes,
         "compared": [{"name": item.name, "reported_bytes": item.reported.bytes,
                       "rounding_bytes": item.reported.rounding_bytes, "predicted_bytes": item.predicted_bytes,
                       "difference_bytes": item.difference_bytes, "agrees": item.agrees}
