@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -129,11 +130,11 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         InputError: the log cannot be read, or has no out-of-memory message.
     """
     from predictor.oom.explanation import explain
-    from predictor.oom.message import contains, elsewhere, find
+    from predictor.oom.message import contains, elsewhere, find, words
 
     if log == STDIN:
         name, text = "standard input", _standard_input()
-    elif contains(log) or elsewhere(log):
+    elif contains(log) or (elsewhere(log) or words(log)) and not os.path.exists(log):
         name, text = "the given message", log
     else:
         name, text = file_name(log), _text(log)
@@ -144,6 +145,7 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
     if not messages and (whose := elsewhere(text)):
         raise InputError(f"{name}: this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only "
                          "those of CUDA")
+    messages = messages or words(text)
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '
                          '"CUDA error: out of memory" and the like): give the log, or the text, that contains it')

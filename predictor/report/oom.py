@@ -36,6 +36,16 @@ MEANING = {
     Holder.REST: "outside PyTorch's allocator: CUDA context, NCCL, libraries, other processes",
     Holder.FREE: "not in use when the request failed",
 }
+NO_FIGURES = {
+    Kind.WORDS: 'Look for the figures in the whole message, which begins with "Tried to allocate": what was asked for, the '
+                "GPU's total capacity, what was free, what PyTorch had allocated, and what it had reserved but not "
+                "allocated. Give all of that message, or the whole log.",
+    Kind.LIBRARY: "This error has no figures of PyTorch's memory. Look for torch.cuda.memory_reserved() and for what "
+                  "torch.cuda.mem_get_info() has free, right before the call that failed.",
+}
+"""Which figures to look for, where an error has none."""
+OF_NCCL = ("NCCL's buffers lie outside PyTorch's allocator, and each communicator has its own: neither PyTorch's figures "
+           "nor a prediction's peaks of PyTorch contain them.")
 OTHER_GPUS = "another number of GPUs than is predicted"
 POSSIBLE_CAUSES = (
     "a loop that keeps outputs, losses or gradients longer than the predicted loop does, another length or number of "
@@ -87,7 +97,10 @@ def headline(m: Message) -> str:
     """The error in a sentence."""
     gpu = "the GPU" if m.device is None else f"GPU {m.device}"
     if m.kind is Kind.LIBRARY:
-        return f"{'A call of CUDA' if m.wording == 'CUDA' else m.wording} ran out of memory on {gpu}."
+        asked = "" if m.requested is None else f": it asked for {size_text(m.requested.bytes)}"
+        return f"{'A call of CUDA' if m.wording == 'CUDA' else m.wording} ran out of memory on {gpu}{asked}."
+    if m.kind is Kind.WORDS:
+        return "Out of memory on a CUDA GPU; the text has no figures."
     if m.requested is None:
         return f"Out of memory on {gpu}: a request of 1 EiB or more, which no GPU has."
     free = "" if m.free is None else f", and {size_text(m.free.bytes)} were free"
@@ -108,9 +121,18 @@ def frame_text(frame: Frame) -> str:
 def place_text(place: Place, frame: Callable[[Frame], str] = frame_text) -> str:
     """Where the traceback says that it happened, as a sentence. ``frame`` gives the text of a frame."""
     moment = "" if place.moment is None else f"in {place.moment.value}" + (f" ({place.within})" if place.within else "")
+    inside = "" if place.inside is None else f"in {inside_text(place)}"
     at = "" if place.innermost is None else f"at {frame(place.innermost)}"
     own = f"called from {frame(place.own)}" if place.own is not None and place.own != place.innermost else ""
-    return f"It happened {', '.join(part for part in (moment, at, own) if part) or 'in PyTorch'} (from the traceback)."
+    return f"It happened {', '.join(part for part in (moment, inside, at, own) if part) or 'in PyTorch'} (from the traceback)."
+
+
+def inside_text(place: Place) -> str:
+    """The function of PyTorch that ran: ``the loss (cross_entropy)``, ``torch.optim.adam (_multi_tensor_adam)``."""
+    assert place.inside is not None
+    file = place.inside.file.rpartition("/torch/")[2].removesuffix(".py").replace("/", ".")
+    of = "the loss" if place.loss else f"torch.{file}"
+    return printable(f"{of} ({place.inside.function})")
 
 
 def _shares_table(explanation: Explanation) -> Table:
@@ -136,7 +158,11 @@ def _bytes(amount: Amount) -> str:
 def facts(explanation: Explanation) -> list[str]:
     """Sentences about what was missing, and why idle memory could not serve the request."""
     m, sentences = explanation.message, []
-    if m.kind is not Kind.LIBRARY and not explanation.shares:
+    if m.kind in NO_FIGURES:
+        sentences.append(NO_FIGURES[m.kind])
+        if m.wording == "NCCL":
+            sentences.append(OF_NCCL)
+    elif not explanation.shares:
         sentences.append("The message does not tell what holds the memory: give it to its end, if there is more of it.")
     if m.missing is not None:
         sentences.append(f"{size_text(m.missing.bytes)} were missing. PyTorch rounds a request up to a segment: the "
@@ -238,7 +264,7 @@ def remedies_title(found: Reproduction | None) -> str:
         return "Remedies, each predicted on this GPU:"
     had = f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
     if found.missed_bytes:
-        had += f" less the {size_text(found.missed_bytes)} that the prediction missed"
+        had += f" less the {size_text(found.missed_bytes)} not predicted"
     what = "What lowers its peak" if found.outcome.failure is None else "Remedies"
     return f"{what}, each predicted {had}:"
 
@@ -367,7 +393,7 @@ def _place(place: Place) -> dict[str, Any]:
         return None if item is None else {"file": item.file, "line": item.line, "function": item.function}
 
     return {"moment": place.moment and place.moment.value, "within": place.within or None,
-            "innermost": frame(place.innermost), "own": frame(place.own)}
+            "inside": frame(place.inside), "innermost": frame(place.innermost), "own": frame(place.own)}
 
 
 def _reproduction(reproduction: Reproduction) -> dict[str, Any]:

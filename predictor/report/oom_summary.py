@@ -114,7 +114,7 @@ def _facts(explanation: Explanation) -> Iterator[str]:
     """What was missing, and why idle memory could not serve the request."""
     m = explanation.message
     if m.missing is None:
-        yield from oom.facts(explanation)[:1]
+        yield from oom.facts(explanation)[:2 if m.kind in oom.NO_FIGURES else 1]
         return
     idle = m.idle is not None and m.idle.bytes and m.kind is Kind.ALLOCATOR
     pieces = f"; the idle {size_text(m.idle.bytes)} had no free piece large enough" if m.idle and idle else ""
@@ -149,10 +149,10 @@ def _outcome(found: Reproduction, job: PredictedJob) -> Iterator[str]:
     """
     outcome = found.outcome
     had = f"with the {size_text(outcome.limit_bytes)} that PyTorch could have"
-    other_gpus = f", such as {oom.OTHER_GPUS}" if job.are_gpus_doubtful else ""
     if outcome.failure is None:
+        what = "another number of GPUs may; --details: what else" if job.are_gpus_doubtful else "--details: what may"
         yield (f"Predicted {had}: it survives, with at most {size_text(outcome.peak_reserved_bytes)} reserved. The "
-               f"prediction does not explain this error (--details: what may{other_gpus}).")
+               f"prediction does not explain this error ({what}).")
         if job.prediction.verdict == "uncertain":
             yield f"On the whole GPU it may not: {verdict(job.prediction)}"
         return
@@ -160,8 +160,12 @@ def _outcome(found: Reproduction, job: PredictedJob) -> Iterator[str]:
     segment = f", for which PyTorch asks for a segment of {size_text(rounded)}" \
         if rounded > outcome.failure.requested_bytes else ""
     yield f"Predicted {had}: it runs out of memory{failed_at(outcome.failure)}{segment}."
-    yield ("This is the reported failure: the numbers agree." if found.agrees else
-           f"The numbers do not agree: the reported failure may be another one (--details: why{other_gpus}).")
+    if found.agrees:
+        yield "This is the reported failure: the numbers agree."
+    elif job.are_gpus_doubtful:
+        yield "The numbers do not agree: another failure, or another number of GPUs (--details: why)."
+    else:
+        yield "The numbers do not agree: the reported failure may be another one (--details: why)."
     sizes = sorted(outcome.factors.items(), key=lambda item: -item[1])
     named = [f"{factor.value} {size_text(size)}" for factor, size in sizes[:MOST_FACTORS] if size]
     if named:
