@@ -88,8 +88,8 @@ class CodePoint:
 class FailedAllocation:
     """A failed allocation: the device had no room for ``tried_to_allocate_bytes`` (a whole segment of the allocator).
 
-    ``allocated_bytes`` and ``reserved_bytes`` are PyTorch's at that time; the device had ``free_bytes`` left. PyTorch had
-    given back all that it could.
+    ``allocated_bytes`` and ``reserved_bytes`` are PyTorch's at that time; the device had ``free_bytes`` left.
+    PyTorch had given back all that it could.
     """
 
     tried_to_allocate_bytes: int

@@ -115,7 +115,8 @@ def enough(failed: FailedAllocation, result: DryRun) -> str:
     if found.survives:
         return (f"{least} With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the same allocations succeed, with "
                 f"{size_text(found.reserved_bytes)} reserved.")
-    return f"{least} With expandable segments the same allocations fail, too: {size_text(found.reserved_bytes)} are needed."
+    need = size_text(found.reserved_bytes)
+    return f"{least} With expandable segments the same allocations fail, too, and need {need}."
 
 
 def place(console: Console, event: str, where: CodePoint) -> None:

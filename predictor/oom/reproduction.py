@@ -164,9 +164,7 @@ def _on_gpu_of(message: Message, workload: Workload) -> tuple[Workload, tuple[st
 
 
 def _capacity(explanation: Explanation, found: Reproduction, workload: Workload, progress: Progress | None) -> int:
-    """The memory of a GPU on which a prediction leaves PyTorch what it had where the job failed, less what the prediction
-    missed, in bytes.
-    """
+    """The memory of a GPU on which a prediction leaves PyTorch what it had at the failure, less what it missed."""
     message, room = explanation.message, found.outcome.limit_bytes
     if message.reserved and message.free and "per_process_memory_fraction" in (workload.allocator_conf or ""):
         room = (message.reserved + message.free).bytes  # the simulated allocator takes the fraction itself

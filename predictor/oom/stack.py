@@ -31,7 +31,8 @@ class Place:
         moment: the moment of the step; None if no frame tells.
         within: what the moment was a part of: recomputation of checkpointed activations, generation, evaluation.
         inside: the innermost frame, below ``innermost``, of PyTorch's own functions that users know: those of
-            ``torch.nn.functional``, ``torch.nn.modules``, ``torch.nn.utils`` and ``torch.optim``; None if there is none.
+            ``torch.nn.functional``, ``torch.nn.modules``, ``torch.nn.utils`` and ``torch.optim``; None if there is
+            none.
         innermost: the innermost frame outside of PyTorch itself and the emulated GPU; None if there is none.
         own: the innermost frame of a file that is neither an installed package nor the emulated GPU; None if there is
             none.

@@ -37,15 +37,15 @@ MEANING = {
     Holder.FREE: "not in use when the request failed",
 }
 NO_FIGURES = {
-    Kind.WORDS: 'Look for the figures in the whole message, which begins with "Tried to allocate": what was asked for, the '
-                "GPU's total capacity, what was free, what PyTorch had allocated, and what it had reserved but not "
+    Kind.WORDS: 'Look for the figures in the whole message, after "Tried to allocate": what was asked for, the GPU\'s '
+                "total capacity, what was free, what PyTorch had allocated, and what it had reserved but not "
                 "allocated. Give all of that message, or the whole log.",
     Kind.LIBRARY: "This error has no figures of PyTorch's memory. Look for torch.cuda.memory_reserved() and for what "
                   "torch.cuda.mem_get_info() has free, right before the call that failed.",
 }
 """Which figures to look for, where an error has none."""
-OF_NCCL = ("NCCL's buffers lie outside PyTorch's allocator, and each communicator has its own: neither PyTorch's figures "
-           "nor a prediction's peaks of PyTorch contain them.")
+OF_NCCL = ("NCCL's buffers lie outside PyTorch's allocator, and each communicator has its own: neither PyTorch's "
+           "figures nor a prediction's peaks of PyTorch contain them.")
 OTHER_GPUS = "another number of GPUs than is predicted"
 POSSIBLE_CAUSES = (
     "a loop that keeps outputs, losses or gradients longer than the predicted loop does, another length or number of "
@@ -124,7 +124,8 @@ def place_text(place: Place, frame: Callable[[Frame], str] = frame_text) -> str:
     inside = "" if place.inside is None else f"in {inside_text(place)}"
     at = "" if place.innermost is None else f"at {frame(place.innermost)}"
     own = f"called from {frame(place.own)}" if place.own is not None and place.own != place.innermost else ""
-    return f"It happened {', '.join(part for part in (moment, inside, at, own) if part) or 'in PyTorch'} (from the traceback)."
+    said = ", ".join(part for part in (moment, inside, at, own) if part) or "in PyTorch"
+    return f"It happened {said} (from the traceback)."
 
 
 def inside_text(place: Place) -> str:
@@ -265,8 +266,7 @@ def remedies_title(found: Reproduction | None) -> str:
     had = f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
     if found.missed_bytes:
         had += f" less the {size_text(found.missed_bytes)} not predicted"
-    what = "What lowers its peak" if found.outcome.failure is None else "Remedies"
-    return f"{what}, each predicted {had}:"
+    return f"Remedies, each predicted {had}:"
 
 
 def compared_table(found: Reproduction) -> Table:

@@ -1,5 +1,6 @@
 """Dry runs: users' scripts, unchanged, on the emulated GPU."""
 
+import io
 import json
 import os
 import subprocess
@@ -138,7 +139,7 @@ def test_the_report_of_a_failed_allocation_names_its_line_once_and_what_would_he
 
     from calibrate.report.dryrun import report
 
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))
+    console = Console(width=200, record=True, file=io.StringIO())
     report(console, refused)
     text = " ".join(console.export_text().split())
     about_failure = text[text.index("Out of memory while"):text.index("Peak of")]
