@@ -27,7 +27,9 @@ EXAMPLES = """examples:
 
 The report names the moment, the operator, the module and the line of code of the peak, and divides its
 bytes into factors as predict does: parameters, gradients, optimizer states, activations … Bytes of no
-known purpose are unattributed. Of several processes, it is of the rank with the highest peak.
+known purpose are unattributed. Of several processes, it is of the rank with the highest peak. Of a
+failed allocation it says who held the memory, what would have been enough, and whether the same
+allocations would have succeeded with expandable segments.
 
 The script runs in full, with its own files, unless --optimizer-steps ends it: three are enough for
 the peak of a training loop. Nothing is computed on the GPU: floating-point values read back as zero.

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.dryrun.hooks import SETTING
+from calibrate.dryrun.hooks.allocations import SUFFIX
 from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.hooks.fake_ranks import variables
+from calibrate.dryrun.played import Played, played
 from calibrate.dryrun.progress import Progress, read
 from calibrate.emulator import H100, Machine, environment
 from calibrate.emulator.build import has_torch
@@ -86,10 +88,21 @@ class CodePoint:
 @dataclass(frozen=True)
 class FailedAllocation:
     """A failed allocation: the device had no room for ``tried_to_allocate_bytes`` (a whole segment of the allocator).
+
+    ``allocated_bytes`` and ``reserved_bytes`` are PyTorch's at that time; the device had ``free_bytes`` left.
+    PyTorch had given back all that it could.
     """
 
     tried_to_allocate_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    free_bytes: int
     where: CodePoint
+
+    @property
+    def enough_bytes(self) -> int:
+        """The memory with which PyTorch could have served it: what it had, and the segment."""
+        return self.reserved_bytes + self.tried_to_allocate_bytes
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,8 @@ class DryRun:
             has beyond them. Empty with ``snapshot``, where the history says it.
         modules: the same sum by part of the model, then by factor.
         out_of_memory: every failed allocation, whether or not the script caught the error.
+        with_expandable_segments: the same allocations with them; None where none failed, or where ``not_played`` says
+            why it is not known.
         optimizer_steps: number of complete optimizer steps.
         stopped: whether the dry run ended the script after the requested number of steps.
         exit_code: the script's own; negative: the signal that killed it.
@@ -129,6 +144,8 @@ class DryRun:
     factors: Mapping[str, int]
     modules: Mapping[str, Mapping[str, int]]
     out_of_memory: tuple[FailedAllocation, ...]
+    with_expandable_segments: Played | None
+    not_played: str
     memory_stats: Mapping[str, int]
     optimizer_steps: int
     stopped: bool
@@ -224,6 +241,7 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
     if not reports:
         raise InputError(f"the command ended with exit code {code} before it used a GPU: nothing to report")
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
+    found, obstacle = played(directory / f"{report['pid']}{SUFFIX}") if report["out_of_memory"] else (None, "")
     history = directory / f"{report['pid']}.pickle"
     if snapshot is not None and history.exists():
         shutil.move(history, snapshot)
@@ -234,8 +252,9 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
         rank=report["rank"], world_size=report["world_size"],
         **{f"peak_{name}": size for name, size in report["peaks"].items()},
         peak=_where(report["peak"]) if report["peak"] else None, **_split(report),
-        out_of_memory=tuple(FailedAllocation(item["tried_to_allocate_bytes"], _where(item["where"]))
+        out_of_memory=tuple(FailedAllocation(**item | {"where": _where(item["where"])})
                             for item in report["out_of_memory"]),
+        with_expandable_segments=found, not_played=obstacle,
         memory_stats=report["memory_stats"], optimizer_steps=report["optimizer_steps"], stopped=report["stopped"],
         exit_code=code, exception=report["exception"], processes=len(reports), command=tuple(command))
 

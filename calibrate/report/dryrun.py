@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from calibrate.dryrun.dryrun import CodePoint, DryRun
+from calibrate.dryrun.dryrun import CodePoint, DryRun, FailedAllocation
 from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.progress import Phase, Progress
 from calibrate.report.measurement import COUNTERS
-from predictor.report.layout import table, wrapped
+from predictor.report.layout import print_wrapped, table, wrapped
 from predictor.report.table import factor_table
 from predictor.report.units import gib, size_text
 
@@ -31,9 +31,8 @@ def report(console: Console, result: DryRun) -> None:
         rows.add_row(name, gib(getattr(result, f"peak_{name}_bytes")), meaning)
     console.print(rows)
     console.print()
-    for refusal in result.out_of_memory[:1]:
-        place(console, f"Out of memory while asking for {size_text(refusal.tried_to_allocate_bytes)}, with "
-                       f"{size_text(refusal.where.requested_bytes)} in use,", refusal.where)
+    for failed in result.out_of_memory[:1]:
+        failure(console, failed, result)
     if result.peak:
         place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak)
     if result.factors:
@@ -89,6 +88,37 @@ def progress_text(progress: Progress) -> str:
     return f"{at}; peak so far {size_text(progress.peak_bytes)}" if progress.peak_bytes else at
 
 
+def failure(console: Console, failed: FailedAllocation, result: DryRun) -> None:
+    """Prints the first failed allocation: where it was, who held the memory, and what would have been enough."""
+    place(console, f"Out of memory while asking for {size_text(failed.tried_to_allocate_bytes)}", failed.where)
+    rows = table("at the failed allocation", "size", "")
+    rows.columns[1].justify = "right"
+    for name, size, meaning in (
+            ("asked for", failed.tried_to_allocate_bytes, "a segment, for the tensor and the allocator's rounding"),
+            ("allocated", failed.allocated_bytes, "in use"),
+            ("idle", failed.reserved_bytes - failed.allocated_bytes, "in PyTorch's cache, in no piece large enough"),
+            ("free", failed.free_bytes, "on the device"),
+            ("capacity", result.capacity_bytes, "of the device")):
+        rows.add_row(name, size_text(size), meaning)
+    console.print(rows)
+    print_wrapped(console, enough(failed, result))
+    console.print()
+
+
+def enough(failed: FailedAllocation, result: DryRun) -> str:
+    """How much memory would have served the failed allocation, and whether expandable segments would have."""
+    had = size_text(failed.reserved_bytes + failed.free_bytes)
+    least = f"As it is it needs {size_text(failed.enough_bytes)} for PyTorch, which had {had}."
+    found = result.with_expandable_segments
+    if found is None:
+        return f"{least} With expandable segments: not known, {result.not_played}."
+    if found.survives:
+        return (f"{least} With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the same allocations succeed, with "
+                f"{size_text(found.reserved_bytes)} reserved.")
+    need = size_text(found.reserved_bytes)
+    return f"{least} With expandable segments the same allocations fail, too, and need {need}."
+
+
 def place(console: Console, event: str, where: CodePoint) -> None:
     """Prints an event, its moment in the run, and the lines of code that led to it."""
     step = f" of step {where.step}" if where.step else ""
@@ -99,5 +129,7 @@ def place(console: Console, event: str, where: CodePoint) -> None:
                         indent=0):
         console.print(line)
     for frame in where.frames:
+        if frame == where.line:
+            continue
         console.print(f"    {frame}", style="dim")
     console.print()

@@ -22,13 +22,13 @@ def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
-    return (*_gpus(prediction), *_optimizer(prediction), *_dtype(prediction))
+    return (*one_gpu(prediction), *_optimizer(prediction), *_dtype(prediction))
 
 
-def _gpus(prediction: Prediction) -> Iterator[str]:
-    """One GPU, where the launcher would use several or the engine is made for several."""
+def one_gpu(prediction: Prediction) -> Iterator[str]:
+    """A sentence about one GPU that is assumed where the launcher uses several or the engine is made for several."""
     source, workload = prediction.source, prediction.workload
-    if "data_parallel_size" not in prediction.filled_in:
+    if "data_parallel_size" not in prediction.filled_in or "engine" not in workload:
         return
     if source is not None and source.on_every_gpu:
         yield one_gpu(source, "--data-parallel-size")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_order(arguments.log, arguments.model)
     name, found = _explained(arguments.log)
     if _has_job(arguments):
-        job = _predicted(arguments, found[0])
+        job = _predicted(arguments, found)
     else:
         job = None
         _check_no_keys(arguments)
@@ -129,11 +130,11 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
         InputError: the log cannot be read, or has no out-of-memory message.
     """
     from predictor.oom.explanation import explain
-    from predictor.oom.message import contains, elsewhere, find
+    from predictor.oom.message import contains, elsewhere, find, words
 
     if log == STDIN:
         name, text = "standard input", _standard_input()
-    elif contains(log) or elsewhere(log):
+    elif contains(log) or (elsewhere(log) or words(log)) and not os.path.exists(log):
         name, text = "the given message", log
     else:
         name, text = file_name(log), _text(log)
@@ -144,6 +145,7 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
     if not messages and (whose := elsewhere(text)):
         raise InputError(f"{name}: this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only "
                          "those of CUDA")
+    messages = messages or words(text)
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '
                          '"CUDA error: out of memory" and the like): give the log, or the text, that contains it')
@@ -191,13 +193,13 @@ def _check_no_keys(arguments: argparse.Namespace) -> None:
                              "its MODEL after the log, or --from FILE")
 
 
-def _predicted(arguments: argparse.Namespace, first: Explanation) -> PredictedJob:
+def _predicted(arguments: argparse.Namespace, found: list[Explanation]) -> PredictedJob:
     """The job's prediction on the GPU of the message, its failure with the memory that PyTorch had there, and remedies.
     """
     workload = options.workload(arguments)
     from predictor.oom.reproduction import predicted_job
 
-    return predicted_job(first, workload, every=arguments.remedies, progress=output.progress)
+    return predicted_job(found, workload, every=arguments.remedies, progress=output.progress)
 
 
 def _recorded(arguments: argparse.Namespace) -> RecordedFailure:

@@ -126,10 +126,13 @@ def as_large(capacity_bytes: int) -> tuple[Gpu, ...]:
 
     One GPU's total varies so much with its driver and its share of reserved memory.
     """
-    def distance(gpu: Gpu) -> int:
-        return abs(gpu.capacity_bytes - capacity_bytes)
+    near = (gpu for gpu in TABLE if are_alike(gpu.capacity_bytes, capacity_bytes))
+    return tuple(sorted(near, key=lambda gpu: abs(gpu.capacity_bytes - capacity_bytes)))
 
-    return tuple(sorted((gpu for gpu in TABLE if distance(gpu) <= capacity_bytes // 100), key=distance))
+
+def are_alike(first_bytes: int, second_bytes: int) -> bool:
+    """Whether two totals may be those of the same GPU model: they differ by at most one percent."""
+    return abs(first_bytes - second_bytes) <= second_bytes // 100
 
 
 def find(name: str) -> Gpu:

@@ -7,6 +7,8 @@ was cut off still gives what is left of it. Sources of the wordings:
   already allocated; …)". PyTorch 2.1 prints "GPU 0 has a total capacty of …" (sic); from 2.2 on it is "capacity".
   Private pools and the limit of ``set_per_process_memory_fraction`` were added to it later; 2.11 prints both.
 - ``reportProcessMemoryInfo``, the same file: "Process 123 has …", "Including non-PyTorch memory, this process has …".
+- NCCL's warnings "Cuda failure 2 'out of memory'" (src/include/checks.h) and "Failed to CUDA calloc async 608 bytes"
+  (src/include/alloc.h), which PyTorch repeats as the last error of ``ncclUnhandledCudaError``.
 - ``mallocAsync``, c10/cuda/CUDAMallocAsyncAllocator.cpp (``backend:cudaMallocAsync``): "Allocation on device 0 …".
 """
 
@@ -30,11 +32,15 @@ MOST_PROCESSES = 256
 
 
 class Kind(str, Enum):
-    """What ran out: PyTorch's own allocator, that of ``backend:cudaMallocAsync``, or a library that asked CUDA."""
+    """What ran out: PyTorch's own allocator, that of ``backend:cudaMallocAsync``, or a library that asked CUDA.
+
+    ``WORDS`` are words of an error without the figures that PyTorch prints with them: any of these may have run out.
+    """
 
     ALLOCATOR = "allocator"
     ASYNC_ALLOCATOR = "cudaMallocAsync"
     LIBRARY = "library"
+    WORDS = "words"
 
 
 @dataclass(frozen=True)
@@ -97,10 +103,12 @@ _ASYNC = re.compile(
 _LIBRARIES = (
     ("CUDA", re.compile(r"CUDA\s+(?:driver\s+)?error:\s+out\s+of\s+memory|\bcudaErrorMemoryAllocation\b"
                         r"|\bCUDA_ERROR_OUT_OF_MEMORY\b")),
-    ("NCCL", re.compile(r"Cuda\s+failure\s+(?:\d{1,4}\s+)?'out\s+of\s+memory'")),
+    ("NCCL", re.compile(r"Cuda\s+failure\s+(?:\d{1,4}\s+)?['\"]?out\s+of\s+memory\b"
+                        r"|Failed\s+to\s+CUDA\s+[mc]alloc(?:\s+async)?(?:\s+(?P<requested>\d{1,15})\s+bytes)?")),
     ("cuBLAS", re.compile(r"\bCUBLAS_STATUS_ALLOC_FAILED\b")),
     ("cuDNN", re.compile(r"\bCUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)\b")),
 )
+_WORDS = re.compile(r"\b(?:CUDA|HIP)\s+out\s+of\s+memory\b|\btorch\.(?:cuda\.)?OutOfMemoryError\b")
 _ELSEWHERE = (
     ("of the host's memory", re.compile(r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)")),
     ("of Apple's GPU (MPS)", re.compile(r"\bMPS backend out of memory\b")),
@@ -147,6 +155,22 @@ def contains(text: str) -> bool:
     return bool(find(text))
 
 
+def words(text: str) -> list[Message]:
+    """The first words of an out-of-memory error of each process, for a text in which :func:`find` finds no message.
+
+    Raises:
+        InputError: the log has too many lines.
+    """
+    found = []
+    for stream in streams(text):
+        match = _WORDS.search(stream.text())
+        if match is not None:
+            index = line_at(stream.starts(), match.start())
+            found.append(Message(Kind.WORDS, "", stream.source, stream.numbers[index],
+                                 place=place_of(stream.lines, index)))
+    return sorted(found, key=lambda message: message.line)
+
+
 def elsewhere(text: str) -> str:
     """Whose out-of-memory error of another device than a CUDA GPU a text holds; empty if it holds none."""
     return next((whose for whose, pattern in _ELSEWHERE if pattern.search(text)), "")
@@ -170,8 +194,9 @@ def _of(stream: Stream) -> Iterator[Message]:
     for name, pattern in _LIBRARIES:
         for match in pattern.finditer(text):
             index = line_at(starts, match.start())
+            asked = match.groupdict().get("requested")
             yield Message(Kind.LIBRARY, name, stream.source, stream.numbers[index],
-                          place=place_of(stream.lines, index))
+                          requested=Amount(int(asked)) if asked else None, place=place_of(stream.lines, index))
 
 
 def _matches(pattern: re.Pattern[str], text: str, kind: Kind) -> Iterator[tuple[re.Match[str], Kind]]:

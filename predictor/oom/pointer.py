@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from predictor.common.errors import InputError
 from predictor.common.files import read_bytes
 from predictor.common.suggestions import file_name, quoted
+from predictor.oom import message
 from predictor.oom.log import LARGEST_LOG_BYTES
-from predictor.oom.message import contains
 
 
 def led(words: Sequence[str], error: str) -> str:
@@ -23,7 +23,7 @@ def led(words: Sequence[str], error: str) -> str:
     ours = words[:words.index("--")] if "--" in words else words
     for word in ours:
         path = word.partition("=")[2] if word.startswith("--") else word
-        if "oom" not in ours[:1] and contains(path):
+        if "oom" not in ours[:1] and (message.contains(path) or message.words(path)):
             return "this is an out-of-memory message: peakcast oom explains it, in quotes or on standard input"
         if ours[0] == "oom" and error.startswith(f"unknown argument {quoted(word)}") and is_log(word):
             return f"the log comes first: peakcast oom {shlex.quote(file_name(word))} MODEL …"
@@ -39,6 +39,6 @@ def is_log(path: str) -> bool:
         return False
     try:
         data = read_bytes(path, "the log", LARGEST_LOG_BYTES)
-        return b"\0" not in data and contains(data.decode("utf-8", errors="replace"))
+        return b"\0" not in data and message.contains(data.decode("utf-8", errors="replace"))
     except InputError:  # too large or not readable
         return False

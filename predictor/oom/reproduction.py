@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from predictor.answer import decisive_defaults
 from predictor.answer.failure import LimitOutcome, with_limit
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction, Remedy
@@ -12,10 +14,13 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.jobs import dispatch
+from predictor.oom import gpus_of_log
 from predictor.oom.amounts import Amount
 from predictor.oom.explanation import Explanation
+from predictor.oom.message import Message
 from predictor.workload.workload import Workload
 
+ALLOCATED = "allocated"
 SCALARS_BYTES = 8 * 512
 """DeepSpeed's own scalars (loss scaling, norms, checks) are not predicted: at most eight blocks of 512 bytes."""
 
@@ -49,11 +54,15 @@ class Reproduction:
         rank: the rank that was predicted: the log's, or ``worst``.
         outcome: the job with the memory that PyTorch could have according to the message.
         compared: the numbers that both have.
+        missed_bytes: how much more the job took than its prediction, at least: what was allocated at the failure beyond
+            the predicted failure's; of a job that is predicted to survive, what PyTorch needed then beyond the
+            predicted peak. 0 if the numbers agree.
     """
 
     rank: int | str
     outcome: LimitOutcome
     compared: tuple[Compared, ...]
+    missed_bytes: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -66,16 +75,20 @@ class PredictedJob:
     """What the job's configuration adds to a message.
 
     Attributes:
-        prediction: the job on the whole GPU, with the runtime that predictions assume.
-        assumed_gpu: a sentence that names the GPU whose kernels are predicted; empty if the user named it.
+        prediction: the job on a whole GPU with the memory of the message, with the runtime that predictions assume.
+        assumed: sentences about what nobody gave: the GPU, their number, and defaults that decide the prediction.
+        other_bytes: the memory that the user gave for the GPU, where the message has another; None if both agree.
+        are_gpus_doubtful: whether the job may have had another number of GPUs.
         reproduction: None if the message does not tell how much memory PyTorch could have.
-        remedies: changes, judged with the memory that PyTorch could have there, also of a job that is predicted to
-            survive, as it did not. If the message does not tell that memory, they are judged on the GPU; None if the
-            job is predicted to survive there.
+        remedies: changes, judged with the memory that PyTorch could have there less what the prediction missed, also of
+            a job that is predicted to survive, as it did not. If the message does not tell that memory, they are judged
+            on the GPU; None if the job is predicted to survive there.
     """
 
     prediction: Prediction
-    assumed_gpu: str
+    assumed: tuple[str, ...]
+    other_bytes: int | None
+    are_gpus_doubtful: bool
     reproduction: Reproduction | None
     remedies: tuple[Remedy, ...] | None
 
@@ -97,59 +110,65 @@ def reproduce(explanation: Explanation, workload: Workload, capacity_bytes: int,
     first: Reproduction | None = None
     for bytes in dict.fromkeys(_candidates(limit, capacity_bytes)):
         outcome = with_limit(asked, bytes, capacity_bytes, progress)
-        found = Reproduction(asked.rank, outcome, _compare(explanation, outcome, workload))
+        compared = _compare(explanation, outcome, workload)
+        found = Reproduction(asked.rank, outcome, compared, _missed(explanation.message, outcome, compared))
         if found.agrees:
             return found
         first = first or found
     return first
 
 
-def predicted_job(explanation: Explanation, workload: Workload, *, every: bool = False,
+def predicted_job(found: Sequence[Explanation], workload: Workload, *, every: bool = False,
                   progress: Progress | None = None) -> PredictedJob:
-    """Predicts the job of a message, and judges remedies with the memory that PyTorch had there.
+    """Predicts the job of a log, and judges remedies with the memory that PyTorch had where it failed.
 
     Args:
-        workload: the message's capacity is filled in where it has none, and a GPU of that size.
+        found: the log's messages. The first is compared with the prediction; the others tell how many GPUs there are.
+        workload: the message's capacity is filled in where it has none or another one, and a GPU of that size.
         every: judge all changes, and trace models where that is needed.
 
     Raises:
         InputError: neither the message nor the workload tells the GPU's memory; or as
             :func:`predictor.answer.predict.predict`.
     """
-    total, assumed_gpu = explanation.message.capacity, ""
-    capacity = workload.capacity if total is None or workload.capacity is not None else total.bytes
-    if capacity is None:
-        raise InputError("the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
-    if workload.gpu is None:
-        gpu, assumed_gpu = _gpu_of(capacity)
-        workload = workload.replace(gpu=gpu, capacity_bytes=capacity)
+    explanation, total = found[0], found[0].message.capacity
+    workload, assumed_gpu = _on_gpu_of(explanation.message, workload)
+    given, capacity = workload.capacity, workload.capacity if total is None else total.bytes
+    assert given is not None and capacity is not None  # _on_gpu_of fills it in
+    is_other = not gpus.are_alike(given, capacity)
+    workload = workload.replace(capacity_bytes=capacity) if is_other else workload
     prediction = predict(workload, progress=progress)
-    found = reproduce(explanation, workload, capacity if total is None else total.bytes, progress)
-    if found is None:
+    again = reproduce(explanation, workload, capacity, progress)
+    if again is None:
         judged = with_remedies(prediction, workload, every=every, trace=every, progress=progress).remedies
     else:
-        there = workload.replace(capacity_bytes=_capacity(explanation, found, workload, progress))
+        there = workload.replace(capacity_bytes=_capacity(explanation, again, workload, progress))
         judged = remedies(there, every=every, trace=every, progress=progress)
-    return PredictedJob(prediction, assumed_gpu, found, judged)
+    too_few = tuple(gpus_of_log.fewest([item.message for item in found], workload))
+    return PredictedJob(
+        prediction, (*assumed_gpu, *prediction.assumptions, *too_few), given if is_other else None,
+        bool(too_few or tuple(decisive_defaults.one_gpu(prediction))), again, judged)
 
 
-def _gpu_of(capacity_bytes: int) -> tuple[str, str]:
-    """The GPU to predict for, by its memory, and a sentence about that. Of several the usual one, or the nearest."""
-    near = gpus.as_large(capacity_bytes)
-    chosen = next((gpu for gpu in near if gpu.name == gpus.DEFAULT), *near[:1] or [gpus.find(gpus.DEFAULT)])
-    others = [gpu.name for gpu in near if gpu is not chosen]
-    if near and not others:
-        return chosen.name, f"Taken to be {chosen.name}, by its memory; --gpu NAME names another."
-    why = f"as large: {', '.join(others[:2])}{' …' if others[2:] else ''}" if others else "no known GPU is as large"
-    return chosen.name, f"Assumed the kernels of {chosen.name} ({why}): give --gpu NAME."
+def _on_gpu_of(message: Message, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """The workload with a GPU: its own, or one with the message's memory, and then a sentence about it."""
+    capacity = workload.capacity
+    if capacity is None and message.capacity is not None:
+        capacity = message.capacity.bytes
+    if capacity is None:
+        raise InputError("the message does not tell the GPU's memory: add --gpu NAME or --capacity-bytes SIZE")
+    if workload.gpu is not None:
+        return workload, ()
+    gpu, assumed = gpus_of_log.by_memory(capacity)
+    return workload.replace(gpu=gpu, capacity_bytes=capacity), (assumed,)
 
 
 def _capacity(explanation: Explanation, found: Reproduction, workload: Workload, progress: Progress | None) -> int:
-    """The memory of a GPU on which a prediction leaves PyTorch what it had where the job failed, in bytes."""
+    """The memory of a GPU on which a prediction leaves PyTorch what it had at the failure, less what it missed."""
     message, room = explanation.message, found.outcome.limit_bytes
     if message.reserved and message.free and "per_process_memory_fraction" in (workload.allocator_conf or ""):
         room = (message.reserved + message.free).bytes  # the simulated allocator takes the fraction itself
-    return room + dispatch.prepare(workload, progress).margin.runtime_high
+    return max(1, room - found.missed_bytes) + dispatch.prepare(workload, progress).margin.runtime_high
 
 
 def _candidates(limit: Amount, capacity_bytes: int) -> list[int]:
@@ -159,10 +178,9 @@ def _candidates(limit: Amount, capacity_bytes: int) -> list[int]:
 
 def _of_rank(explanation: Explanation, workload: Workload) -> Workload:
     """The workload with the rank that the log names, unless the user chose one or it is no data-parallel rank."""
-    name, _, number = explanation.message.source.partition(" ")
-    if workload.rank != "worst" or name != "rank" or workload.tensor_parallel_size != 1:
+    rank = gpus_of_log.rank_of(explanation.message)
+    if workload.rank != "worst" or rank is None or workload.tensor_parallel_size != 1:
         return workload
-    rank = int(number)
     return workload.replace(rank=rank) if rank < workload.data_parallel_size else workload
 
 
@@ -170,10 +188,18 @@ def _compare(explanation: Explanation, outcome: LimitOutcome, workload: Workload
     """The numbers that both the message and the prediction have. Without a predicted failure these are the peaks."""
     message, failure = explanation.message, outcome.failure
     predicted = [("tried to allocate", message.requested, outcome.segment_bytes),
-                 ("allocated", message.allocated,
+                 (ALLOCATED, message.allocated,
                   outcome.peak_allocated_bytes if failure is None else failure.allocated_bytes),
                  ("reserved", message.reserved,
                   outcome.peak_reserved_bytes if failure is None else failure.reserved_bytes)]
-    left_out = {"allocated": SCALARS_BYTES} if workload.engine == "deepspeed" else {}
+    left_out = {ALLOCATED: SCALARS_BYTES} if workload.engine == "deepspeed" else {}
     return tuple(Compared(name, reported, size, left_out.get(name, 0)) for name, reported, size in predicted
                  if reported is not None and size is not None)
+
+
+def _missed(message: Message, outcome: LimitOutcome, compared: Sequence[Compared]) -> int:
+    """As :attr:`Reproduction.missed_bytes`."""
+    if outcome.failure is None and message.reserved is not None and message.requested is not None:
+        return max(0, (message.reserved + message.requested).bytes - outcome.peak_reserved_bytes)
+    return max((-item.difference_bytes for item in compared
+                if item.name == ALLOCATED and not item.agrees and item.difference_bytes < 0), default=0)

@@ -30,6 +30,9 @@ class Place:
     Attributes:
         moment: the moment of the step; None if no frame tells.
         within: what the moment was a part of: recomputation of checkpointed activations, generation, evaluation.
+        inside: the innermost frame, below ``innermost``, of PyTorch's own functions that users know: those of
+            ``torch.nn.functional``, ``torch.nn.modules``, ``torch.nn.utils`` and ``torch.optim``; None if there is
+            none.
         innermost: the innermost frame outside of PyTorch itself and the emulated GPU; None if there is none.
         own: the innermost frame of a file that is neither an installed package nor the emulated GPU; None if there is
             none.
@@ -39,6 +42,12 @@ class Place:
     within: str
     innermost: Frame | None
     own: Frame | None
+    inside: Frame | None = None
+
+    @property
+    def loss(self) -> str:
+        """The loss function that ran; empty if none did."""
+        return self.inside.function if self.inside is not None and _is_loss(self.inside) else ""
 
 
 _FRAMES = (
@@ -46,10 +55,15 @@ _FRAMES = (
     re.compile(r"\s*File ([^\s:]{1,1000}):(\d{1,9}), in ([\w.<>]{1,200})\("),  # IPython 8
 )
 _BEGINS = "Traceback (most recent call last)"
+_FUNCTIONAL = re.compile(r"/torch/nn/functional\.py$")
+_LOSS = re.compile(r"cross_entropy|binary_cross_entropy\w*|\w+_loss|kl_div")
+_KNOWN = re.compile(r"/torch/(?:nn/functional|nn/utils/\w+|nn/modules/(?!module\.py)\w+|optim/\w+)\.py$")
+"""Files of the functions of PyTorch that users call by name; ``module.py`` only calls what they wrote."""
 _MOMENTS = (  # the innermost frame that matches one of these tells the moment: file, function
     (Moment.OPTIMIZER_STEP, re.compile(r"/(?:torch/optim|bitsandbytes/optim|apex/optimizers)/[^/]+\.py$"
                                        r"|/accelerate/optimizer\.py$|/deepspeed/(?:runtime|ops)/.*\.py$"),
      re.compile(r"step|_take_model_step|_optimizer_step|_init_group|_multi_tensor_\w+|_fused_\w+|_single_tensor_\w+")),
+    (Moment.FORWARD, _FUNCTIONAL, _LOSS),
     (Moment.BACKWARD, re.compile(r"/torch/(?:autograd/(?:__init__|graph)|_tensor)\.py$|/deepspeed/.*\.py$"
                                  r"|/accelerate/accelerator\.py$"),
      re.compile(r"backward|grad|_engine_run_backward")),
@@ -105,10 +119,16 @@ def _place(frames: Sequence[Frame]) -> Place:
     if moment is Moment.FORWARD and any(_moment(frame) is Moment.BACKWARD for frame in around):
         moment = Moment.BACKWARD
         within = RECOMPUTATION if any(_CHECKPOINT.search(frame.file) for frame in frames) else within
-    return Place(moment, within, next((frame for frame in frames if not _TORCH.search(frame.file)), None),
-                 next((frame for frame in frames if not _INSTALLED.search(frame.file)), None))
+    below = next((number for number, frame in enumerate(frames) if not _TORCH.search(frame.file)), len(frames))
+    return Place(moment, within, next(iter(frames[below:]), None),
+                 next((frame for frame in frames if not _INSTALLED.search(frame.file)), None),
+                 next((frame for frame in frames[:below] if _KNOWN.search(frame.file)), None))
 
 
 def _moment(frame: Frame) -> Moment | None:
     return next((moment for moment, file, function in _MOMENTS
                  if file.search(frame.file) and function.fullmatch(frame.function)), None)
+
+
+def _is_loss(frame: Frame) -> bool:
+    return bool(_FUNCTIONAL.search(frame.file) and _LOSS.fullmatch(frame.function))

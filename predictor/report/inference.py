@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Inference, Paged, Prediction
+from predictor.report.layout import numbered, table
 from predictor.report.units import gib, size_text
 
 if TYPE_CHECKING:
@@ -27,15 +28,15 @@ def sentences(prediction: Prediction) -> list[str]:
     if details.most_turns is not None and details.longest_context_tokens is not None:
         lines.append(_turns(len(details.turns), details.most_turns, details.longest_context_tokens))
     if details.concurrent_sequences is not None:
-        plural = "conversations" if len(details.turns) > 1 else "sequences"
-        lines.append(f"{details.concurrent_sequences:,} {plural} fit at once.")
+        fitting = numbered(details.concurrent_sequences, "conversation" if len(details.turns) > 1 else "sequence")
+        lines.append(f"{fitting} {'fits' if details.concurrent_sequences == 1 else 'fit'} at once.")
     lines += details.search_limits
     if details.paged is not None:
         paged = details.paged
         lines.append(
             f"Paged serving (vLLM's accounting, assumed) with {paged.gpu_memory_utilization:g} of the GPU: "
             f"{size_text(paged.reserved_bytes)} for {paged.blocks:,} blocks of {paged.block_size} tokens, "
-            f"which hold {paged.tokens:,} tokens, {paged.sequences:,} sequences of this length.")
+            f"which hold {numbered(paged.tokens, 'token')}, {numbered(paged.sequences, 'sequence')} of this length.")
         lines += _why_they_differ(details, paged)
     return lines
 
@@ -77,8 +78,6 @@ def _turns(given: int, most: int, context: int) -> str:
 
 def turn_table(details: Inference) -> Table:
     """A table with a row for each call of ``generate``."""
-    from predictor.report.layout import table
-
     rows = table("turn", "role", "tokens", "images", "new", "in cache", "cache (GiB)", "prefill", "decode",
                  numbers=True)
     for turn in details.turns:

@@ -73,6 +73,11 @@ def details_line(*parts: str) -> str:
     return f"--details shows {shown}; --json has all as data."
 
 
+def numbered(number: int, what: str) -> str:
+    """``1 sequence``, ``3 sequences``; ``what`` is the noun in singular."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def counted(number: int, what: str) -> str:
     """``3 further cautions``, ``one further caution``; empty if there is none.
 

@@ -36,6 +36,17 @@ MEANING = {
     Holder.REST: "outside PyTorch's allocator: CUDA context, NCCL, libraries, other processes",
     Holder.FREE: "not in use when the request failed",
 }
+NO_FIGURES = {
+    Kind.WORDS: 'Look for the figures in the whole message, after "Tried to allocate": what was asked for, the GPU\'s '
+                "total capacity, what was free, what PyTorch had allocated, and what it had reserved but not "
+                "allocated. Give all of that message, or the whole log.",
+    Kind.LIBRARY: "This error has no figures of PyTorch's memory. Look for torch.cuda.memory_reserved() and for what "
+                  "torch.cuda.mem_get_info() has free, right before the call that failed.",
+}
+"""Which figures to look for, where an error has none."""
+OF_NCCL = ("NCCL's buffers lie outside PyTorch's allocator, and each communicator has its own: neither PyTorch's "
+           "figures nor a prediction's peaks of PyTorch contain them.")
+OTHER_GPUS = "another number of GPUs than is predicted"
 POSSIBLE_CAUSES = (
     "a loop that keeps outputs, losses or gradients longer than the predicted loop does, another length or number of "
     "samples in this batch, other versions of PyTorch or of the model's code, allocations of the program's own")
@@ -86,7 +97,10 @@ def headline(m: Message) -> str:
     """The error in a sentence."""
     gpu = "the GPU" if m.device is None else f"GPU {m.device}"
     if m.kind is Kind.LIBRARY:
-        return f"{'A call of CUDA' if m.wording == 'CUDA' else m.wording} ran out of memory on {gpu}."
+        asked = "" if m.requested is None else f": it asked for {size_text(m.requested.bytes)}"
+        return f"{'A call of CUDA' if m.wording == 'CUDA' else m.wording} ran out of memory on {gpu}{asked}."
+    if m.kind is Kind.WORDS:
+        return "Out of memory on a CUDA GPU; the text has no figures."
     if m.requested is None:
         return f"Out of memory on {gpu}: a request of 1 EiB or more, which no GPU has."
     free = "" if m.free is None else f", and {size_text(m.free.bytes)} were free"
@@ -107,9 +121,19 @@ def frame_text(frame: Frame) -> str:
 def place_text(place: Place, frame: Callable[[Frame], str] = frame_text) -> str:
     """Where the traceback says that it happened, as a sentence. ``frame`` gives the text of a frame."""
     moment = "" if place.moment is None else f"in {place.moment.value}" + (f" ({place.within})" if place.within else "")
+    inside = "" if place.inside is None else f"in {inside_text(place)}"
     at = "" if place.innermost is None else f"at {frame(place.innermost)}"
     own = f"called from {frame(place.own)}" if place.own is not None and place.own != place.innermost else ""
-    return f"It happened {', '.join(part for part in (moment, at, own) if part) or 'in PyTorch'} (from the traceback)."
+    said = ", ".join(part for part in (moment, inside, at, own) if part) or "in PyTorch"
+    return f"It happened {said} (from the traceback)."
+
+
+def inside_text(place: Place) -> str:
+    """The function of PyTorch that ran: ``the loss (cross_entropy)``, ``torch.optim.adam (_multi_tensor_adam)``."""
+    assert place.inside is not None
+    file = place.inside.file.rpartition("/torch/")[2].removesuffix(".py").replace("/", ".")
+    of = "the loss" if place.loss else f"torch.{file}"
+    return printable(f"{of} ({place.inside.function})")
 
 
 def _shares_table(explanation: Explanation) -> Table:
@@ -135,7 +159,11 @@ def _bytes(amount: Amount) -> str:
 def facts(explanation: Explanation) -> list[str]:
     """Sentences about what was missing, and why idle memory could not serve the request."""
     m, sentences = explanation.message, []
-    if m.kind is not Kind.LIBRARY and not explanation.shares:
+    if m.kind in NO_FIGURES:
+        sentences.append(NO_FIGURES[m.kind])
+        if m.wording == "NCCL":
+            sentences.append(OF_NCCL)
+    elif not explanation.shares:
         sentences.append("The message does not tell what holds the memory: give it to its end, if there is more of it.")
     if m.missing is not None:
         sentences.append(f"{size_text(m.missing.bytes)} were missing. PyTorch rounds a request up to a segment: the "
@@ -196,15 +224,15 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
     """
     found = job.reproduction
     console.print()
-    if job.assumed_gpu:
-        _say(console, job.assumed_gpu)
+    for sentence in assumed(job):
+        _say(console, sentence)
     outside = size_text(job.prediction.provenance.get("runtime_bytes", 0))
     _say(console, f"Predicted for this configuration on the whole GPU, {outside} outside PyTorch assumed: "
                   f"{verdict(job.prediction)}", style="bold")
     if found is None:
         _say(console, "The message does not tell how much memory PyTorch could have: its failure cannot be compared.")
     else:
-        for sentence in reproduction_sentences(found):
+        for sentence in reproduction_sentences(found, are_gpus_doubtful=job.are_gpus_doubtful):
             _say(console, sentence)
         console.print()
         console.print(compared_table(found))
@@ -215,10 +243,30 @@ def _prediction_report(console: Console, job: PredictedJob) -> None:
             console.print()
     judged = remedies.short(job.remedies)
     if judged:
-        there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
-        _say(console, f"Remedies, each predicted {there}:", style="bold")
+        _say(console, remedies_title(found), style="bold")
     for sentence in judged:
         _say(console, f"- {sentence}")
+
+
+def assumed(job: PredictedJob) -> list[str]:
+    """Sentences about what nobody gave, and about a GPU whose memory is not that of the message."""
+    said = job.prediction.workload
+    if job.other_bytes is None:
+        return list(job.assumed)
+    own = f"and {said['gpu']} has {size_text(job.other_bytes)}" if said.get("gpu") else \
+        f"not {size_text(job.other_bytes)}"
+    return [f"The message's GPU has {size_text(said['capacity_bytes'])}, {own}: the message's memory counts"
+            + (f", with the kernels of {said['gpu']}." if said.get("gpu") else "."), *job.assumed]
+
+
+def remedies_title(found: Reproduction | None) -> str:
+    """With how much memory the remedies are judged."""
+    if found is None:
+        return "Remedies, each predicted on this GPU:"
+    had = f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
+    if found.missed_bytes:
+        had += f" less the {size_text(found.missed_bytes)} not predicted"
+    return f"Remedies, each predicted {had}:"
 
 
 def compared_table(found: Reproduction) -> Table:
@@ -231,20 +279,24 @@ def compared_table(found: Reproduction) -> Table:
     return rows
 
 
-def reproduction_sentences(reproduction: Reproduction) -> list[str]:
-    """Where the job fails with the memory that it had, and whether that is the reported failure."""
+def reproduction_sentences(reproduction: Reproduction, *, are_gpus_doubtful: bool = False) -> list[str]:
+    """Where the job fails with the memory that it had, and whether that is the reported failure.
+
+    ``are_gpus_doubtful`` names another number of GPUs among what may explain a difference.
+    """
     outcome = reproduction.outcome
+    causes = f"{OTHER_GPUS}, {POSSIBLE_CAUSES}" if are_gpus_doubtful else POSSIBLE_CAUSES
     had = f"With the {size_text(outcome.limit_bytes)} that PyTorch could have here"
     rank = f" (rank {reproduction.rank})" if reproduction.rank != "worst" else ""
     if outcome.failure is None:
         return [f"{had} the job{rank} is predicted to survive, with at most "
                 f"{size_text(outcome.peak_reserved_bytes)} reserved. The prediction does not explain this error. What "
-                f"may explain it: {POSSIBLE_CAUSES}."]
+                f"may explain it: {causes}."]
     sentences = [f"{had} the job is predicted to run out of memory{failed_at(outcome.failure)}."]
     if reproduction.agrees:
         return [*sentences, "The prediction explains this error: its numbers agree with those of the message."]
     return [*sentences, "The numbers do not agree, so this may be another failure than the reported one. What may "
-                        f"explain it: {POSSIBLE_CAUSES}."]
+                        f"explain it: {causes}."]
 
 
 def snapshot_report(console: Console, failure: RecordedFailure, name: str, message: Message) -> None:
@@ -311,7 +363,7 @@ def document(found: list[Explanation], log: str, job: PredictedJob | None) -> di
     """The explained messages, and what the job's prediction adds, as JSON data."""
     judged = None if job is None else job.remedies
     return {"log": log, "messages": [_message(explanation) for explanation in found],
-            "prediction": job and job.prediction.to_json(),
+            "prediction": job and job.prediction.to_json(), "assumed": job and assumed(job),
             "reproduction": job and job.reproduction and _reproduction(job.reproduction),
             "remedies": None if judged is None else [remedy.to_json() for remedy in judged]}
 
@@ -341,7 +393,7 @@ def _place(place: Place) -> dict[str, Any]:
         return None if item is None else {"file": item.file, "line": item.line, "function": item.function}
 
     return {"moment": place.moment and place.moment.value, "within": place.within or None,
-            "innermost": frame(place.innermost), "own": frame(place.own)}
+            "inside": frame(place.inside), "innermost": frame(place.innermost), "own": frame(place.own)}
 
 
 def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
@@ -349,6 +401,7 @@ def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
     outcome, failure = reproduction.outcome, reproduction.outcome.failure
     return {
         "rank": reproduction.rank, "limit_bytes": outcome.limit_bytes, "agrees": reproduction.agrees,
+        "missed_bytes": reproduction.missed_bytes,
         "compared": [{"name": item.name, "reported_bytes": item.reported.bytes,
                       "rounding_bytes": item.reported.rounding_bytes, "predicted_bytes": item.predicted_bytes,
                       "difference_bytes": item.difference_bytes, "agrees": item.agrees}

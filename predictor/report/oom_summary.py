@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
 from predictor.oom.explanation import Cure, Explanation, Holder
 from predictor.oom.message import Kind, Message
@@ -29,12 +28,24 @@ MOST_ADVICE = 2
 MOST_PLACES = 2
 """Lines of code that are named for a snapshot."""
 MOST_FACTORS = 3
+MOST_ASSUMED = 4
 MOST_PROCESSES = 3
 MEANING = oom.MEANING | {
     Holder.TENSORS: "allocated by PyTorch, workspaces included",
     Holder.POOLS: "of CUDA graphs and MemPools",
     Holder.REST: "CUDA context, NCCL, libraries, other processes",
 }
+
+class Most(NamedTuple):
+    """How many remedies and assumptions of a job the answer has at most."""
+
+    remedies: int
+    assumed: int
+
+
+SIZES = (*(Most(number, MOST_ASSUMED) for number in range(remedies.MOST + 1, 0, -1)),  # a note of what was not checked
+         *(Most(1, number) for number in range(MOST_ASSUMED - 1, -1, -1)))
+"""What the answer may be cut to, so that it has at most 40 lines: first remedies are left out, then assumptions."""
 
 Part = tuple["str | Table", str]
 """A sentence or a table, and the style of the sentence."""
@@ -48,12 +59,12 @@ def report(console: Console, found: list[Explanation], name: str, job: Predicted
         snapshot: what a snapshot says, and the snapshot's name.
     """
     parts: list[Part] = []
-    for most_remedies in range(remedies.MOST + 1, 0, -1):  # with a note of what was not checked
+    for most in SIZES:
         parts = [*_message(found[0], name, oom.checked(job, snapshot and snapshot[0])),
-                 *(() if job is None else _job(job, most_remedies)),
+                 *(() if job is None else _job(job, most)),
                  *((text, "") for text in (() if snapshot is None else _snapshot(*snapshot, found[0].message))),
-                 (_rest(found, job, most_remedies, snapshot is not None), "")]
-        if sum(len(_lines(console, part)) for part, _ in parts) <= SCREEN:  # else the last remedies are left out
+                 (_rest(found, job, most, snapshot is not None), "")]
+        if sum(len(_lines(console, part)) for part, _ in parts) <= SCREEN:
             break
     for part, style in parts:
         for line in _lines(console, part) if isinstance(part, str) else [part]:
@@ -103,7 +114,7 @@ def _facts(explanation: Explanation) -> Iterator[str]:
     """What was missing, and why idle memory could not serve the request."""
     m = explanation.message
     if m.missing is None:
-        yield from oom.facts(explanation)[:1]
+        yield from oom.facts(explanation)[:2 if m.kind in oom.NO_FIGURES else 1]
         return
     idle = m.idle is not None and m.idle.bytes and m.kind is Kind.ALLOCATOR
     pieces = f"; the idle {size_text(m.idle.bytes)} had no free piece large enough" if m.idle and idle else ""
@@ -112,46 +123,49 @@ def _facts(explanation: Explanation) -> Iterator[str]:
         yield oom.unidentified_text(explanation.unidentified[:MOST_PROCESSES], len(explanation.unidentified))
 
 
-def _job(job: PredictedJob, most_remedies: int) -> Iterator[Part]:
+def _job(job: PredictedJob, most: Most) -> Iterator[Part]:
     """Where the job is predicted to fail, beside the message, what holds the memory then, and remedies."""
     found = job.reproduction
     yield "", ""
-    if job.assumed_gpu:
-        yield job.assumed_gpu, ""
+    for sentence in oom.assumed(job)[:most.assumed]:
+        yield sentence, ""
     if found is None:
         yield (f"Predicted: {verdict(job.prediction)} The message does not tell how much memory PyTorch could have: "
                "its failure cannot be compared."), "bold"
     else:
-        for number, sentence in enumerate(_outcome(found, job.prediction)):
+        for number, sentence in enumerate(_outcome(found, job)):
             yield sentence, "" if number else "bold"
         yield oom.compared_table(found), ""
     judged = remedies.short(job.remedies, brief=True)
     if judged:
-        there = "on this GPU" if found is None else f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
-        survives = found is not None and found.outcome.failure is None
-        yield f"{'What lowers its peak' if survives else 'Remedies'}, each predicted {there}:", "bold"
-    for sentence in judged[:most_remedies]:
+        yield oom.remedies_title(found), "bold"
+    for sentence in judged[:most.remedies]:
         yield f"- {sentence}", ""
 
 
-def _outcome(found: Reproduction, prediction: Prediction) -> Iterator[str]:
+def _outcome(found: Reproduction, job: PredictedJob) -> Iterator[str]:
     """Where the job is predicted to fail with the memory that it had, whether that is the reported failure, and what
     holds the memory then.
     """
     outcome = found.outcome
     had = f"with the {size_text(outcome.limit_bytes)} that PyTorch could have"
     if outcome.failure is None:
+        what = "another number of GPUs may; --details: what else" if job.are_gpus_doubtful else "--details: what may"
         yield (f"Predicted {had}: it survives, with at most {size_text(outcome.peak_reserved_bytes)} reserved. The "
-               "prediction does not explain this error (--details: what may).")
-        if prediction.verdict == "uncertain":
-            yield f"On the whole GPU it may not: {verdict(prediction)}"
+               f"prediction does not explain this error ({what}).")
+        if job.prediction.verdict == "uncertain":
+            yield f"On the whole GPU it may not: {verdict(job.prediction)}"
         return
     rounded = outcome.segment_bytes or 0
     segment = f", for which PyTorch asks for a segment of {size_text(rounded)}" \
         if rounded > outcome.failure.requested_bytes else ""
     yield f"Predicted {had}: it runs out of memory{failed_at(outcome.failure)}{segment}."
-    yield ("This is the reported failure: the numbers agree." if found.agrees else
-           "The numbers do not agree: the reported failure may be another one (--details: why).")
+    if found.agrees:
+        yield "This is the reported failure: the numbers agree."
+    elif job.are_gpus_doubtful:
+        yield "The numbers do not agree: another failure, or another number of GPUs (--details: why)."
+    else:
+        yield "The numbers do not agree: the reported failure may be another one (--details: why)."
     sizes = sorted(outcome.factors.items(), key=lambda item: -item[1])
     named = [f"{factor.value} {size_text(size)}" for factor, size in sizes[:MOST_FACTORS] if size]
     if named:
@@ -168,12 +182,14 @@ def _snapshot(failure: RecordedFailure, name: str, message: Message) -> Iterator
     yield oom.expandable(failure, _end(name), hint=False)
 
 
-def _rest(found: list[Explanation], job: PredictedJob | None, most_remedies: int, has_snapshot: bool) -> str:
+def _rest(found: list[Explanation], job: PredictedJob | None, most: Most, has_snapshot: bool) -> str:
     """A sentence that says what ``--details`` has beside the short answer."""
     more = len(found) - 1
-    has_more_remedies = job is not None and len(remedies.short(job.remedies, brief=True)) > most_remedies
+    has_more_remedies = job is not None and len(remedies.short(job.remedies, brief=True)) > most.remedies
+    has_more_assumed = job is not None and len(oom.assumed(job)) > most.assumed
     return details_line(f"{more:,} more message{'s' if more > 1 else ''}" if more else "",
-                        "more remedies" if has_more_remedies else "", "bytes", "all facts",
+                        "more remedies" if has_more_remedies else "",
+                        "more assumptions" if has_more_assumed else "", "bytes", "all facts",
                         "memory by module" if job is not None and job.reproduction is not None else "",
                         "blocks by line" if has_snapshot else "")
 

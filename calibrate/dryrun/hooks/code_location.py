@@ -9,15 +9,18 @@ import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 ROOT = Path(__file__).parents[3]
 NOT_THE_USERS = tuple(os.path.realpath(path) + os.sep for path in {
     str(ROOT / "calibrate"), str(ROOT / "predictor"),
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))})
+OURS = ("calibrate/emulator/", "calibrate/dryrun/hooks/", "calibrate/job/outermost_backward.py")
+"""Parts of paths whose frames are on the stack only because of the dry run."""
+DISPATCHED = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/_ops.py")
+"""Frames through which PyTorch calls the emulated GPU for an operator, and through which that calls the operator."""
 NOISE = ("<frozen ", "torch/_ops.py", "torch/utils/", "torch/_dynamo/", "torch/nn/modules/module.py",
-         "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", "calibrate/emulator/",
-         "calibrate/dryrun/hooks/", "calibrate/job/outermost_backward.py")
+         "torch/_compile.py", "torch/autograd/", "torch/_tensor.py", "torch/_utils.py", *OURS)
 """Parts of paths whose frames do not help to locate the code."""
 NOT_PYTHON = ("??", ".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".S")
 """Suffixes of files of C++ frames, which are in a history only if the script asked for them."""
@@ -56,6 +59,23 @@ def useful(frames: list[Frame]) -> list[Frame]:
     line = users_line(helpful)
     innermost = helpful[:MOST_FRAMES]
     return innermost if line is None or line in innermost else [*innermost[:-1], line]
+
+
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback as it would be without the emulated GPU and the dry run."""
+    chain = []
+    while traceback is not None:
+        chain.append(traceback)
+        traceback = traceback.tb_next
+    ours = (*OURS, *DISPATCHED) if any(_is_in(item, OURS) for item in chain) else ()
+    for item in reversed([item for item in chain if not _is_in(item, ours)]):
+        traceback = TracebackType(traceback, item.tb_frame, item.tb_lasti, item.tb_lineno)
+    return traceback
+
+
+def _is_in(item: TracebackType, parts: tuple[str, ...]) -> bool:
+    path = item.tb_frame.f_code.co_filename.replace("\\", "/")
+    return any(part in path for part in parts)
 
 
 def users_line(frames: list[Frame]) -> Frame | None:

@@ -80,10 +80,14 @@ class Recording:
     Args:
         look: calls :meth:`take` before the script reads its history or changes the recording.
         keep_all: whether to keep everything for :meth:`end`.
+
+    Attributes:
+        state: the snapshot of the last :meth:`take`, which has the segments at that time.
     """
 
     def __init__(self, look: Callable[[], None], keep_all: bool = False) -> None:
         self._look = look
+        self.state: dict[str, Any] = {}
         self._all_entries: list[dict] | None = [] if keep_all else None
         self._script_request: HistoryRequest | None = None
         self._script, self._annotations = Ring(), Ring()
@@ -112,7 +116,7 @@ class Recording:
 
     def take(self) -> list[dict]:
         """The entries since the last call. Empties the history."""
-        snapshot = self._snapshot(None)
+        self.state = snapshot = self._snapshot(None)
         self.begin()
         trace = snapshot["device_traces"][DEVICE]
         if self._all_entries is not None:

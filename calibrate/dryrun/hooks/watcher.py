@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from calibrate.dryrun.hooks import blocks, code_location, torch_compile
+from calibrate.dryrun.hooks import allocations, blocks, code_location, torch_compile
 from calibrate.dryrun.hooks.full_history import FullHistory
 from calibrate.dryrun.hooks.owners import Owners
 from calibrate.dryrun.hooks.progress import Progress
@@ -123,7 +123,8 @@ class Watcher:
         self._marks = [Mark(0, "init", 0, None)]
         self._live = 0
         self._backward_since_step = False
-        self._blocks, self._owners = blocks.Blocks(), Owners()
+        self._blocks, self._owners, self._allocations = blocks.Blocks(), Owners(), allocations.Allocations()
+        self._allocations_path = os.path.join(directory, f"{os.getpid()}{allocations.SUFFIX}")
         self._tags = Tags(self._model_runs, self._owners.completes)
 
     # called by PyTorch ------------------------------------------------------------------------
@@ -159,7 +160,8 @@ class Watcher:
         def hook(exception_type, value, traceback):
             text = " ".join(str(value).split())
             self._report.exception = f"{exception_type.__name__}: {text}" if text else exception_type.__name__
-            original(exception_type, value, traceback)
+            shown = code_location.without_ours(traceback)
+            original(exception_type, value.with_traceback(shown), shown)
 
         sys.excepthook = hook
 
@@ -193,10 +195,13 @@ class Watcher:
             self._look_back()
         self._mark("other")
 
-    def _out_of_memory(self, _device: int, tried: int, _total: int, _free: int) -> None:
-        live = torch.cuda.memory_stats(DEVICE)["requested_bytes.all.current"]
+    def _out_of_memory(self, _device: int, tried: int, _total: int, free: int) -> None:
+        live, allocated, reserved = (torch.cuda.memory_stats(DEVICE)[f"{name}_bytes.all.current"]
+                                     for name in ("requested", "allocated", "reserved"))
         where = self._where(self._marks[-1], code_location.main_thread_stack(), live)
-        self._report.out_of_memory.append({"tried_to_allocate_bytes": tried, "where": asdict(where)})
+        self._report.out_of_memory.append({
+            "tried_to_allocate_bytes": tried, "allocated_bytes": allocated, "reserved_bytes": reserved,
+            "free_bytes": free, "where": asdict(where)})
         self._write()
 
     # keeping and reading the history ----------------------------------------------------------
@@ -216,6 +221,7 @@ class Watcher:
             self._report.peaks = {name: stats.get(counter, 0) for name, counter in COUNTERS.items()}
             best = self._report.peak.requested_bytes if self._report.peak else -1
             trace = self._recording.take()
+            self._allocations.follow(trace, self._recording.state)
             top = self._blocks.follow(trace, self._live, best, self._when)
             if top is not None:
                 self._explain(trace[top.position], top)
@@ -259,6 +265,8 @@ class Watcher:
         if os.getpid() != self._pid:  # a fork that inherited the exit handler
             return
         self._look_back()
+        if self._report.out_of_memory:
+            self._allocations.write(self._allocations_path, DEVICE, self._report.capacity_bytes)
         if self._full_history:
             self._full_history.save()
         self._report.finished = True

@@ -1,5 +1,6 @@
 """Dry runs: users' scripts, unchanged, on the emulated GPU."""
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
+from calibrate.dryrun.played import Played
+from calibrate.emulator import Machine
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.cli import main
@@ -85,6 +88,70 @@ def test_a_caught_out_of_memory_error_is_still_told(tmp_path, capfd):
     refusal, = document["out_of_memory"]
     assert refusal["tried_to_allocate_bytes"] == 2 << 30
     assert refusal["where"]["line"]["number"] == 4
+
+
+FRAGMENTED = """
+    import torch
+    MIB = 1 << 20
+    large = torch.empty(120 * MIB, dtype=torch.uint8, device="cuda")
+    del large
+    kept = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
+    del kept[1::2]
+    torch.empty({} * MIB, dtype=torch.uint8, device="cuda")
+"""
+"""Of 120 MiB in one segment three pieces of 20 MiB are idle."""
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory, formula_cache) -> DryRun:
+    """140 MiB are asked for on a device of 220 MiB that has 100 MiB free."""
+    return run(tmp_path_factory.mktemp("refused"), FRAGMENTED.format(140), machine=Machine(capacity_bytes=220 * MIB))
+
+
+def test_a_failed_allocation_says_who_held_the_memory(refused):
+    failed, = refused.out_of_memory
+    assert (failed.tried_to_allocate_bytes, failed.allocated_bytes, failed.reserved_bytes, failed.free_bytes) == (
+        140 * MIB, 60 * MIB, 120 * MIB, 100 * MIB)
+    assert failed.enough_bytes == 260 * MIB
+
+
+def test_memory_that_is_said_to_be_enough_is_and_less_is_not(tmp_path):
+    for capacity, survives in ((260 * MIB, True), (258 * MIB, False)):
+        found = run(tmp_path, FRAGMENTED.format(140), machine=Machine(capacity_bytes=capacity))
+        assert (not found.out_of_memory) == survives
+
+
+def test_the_same_allocations_with_expandable_segments_reserve_what_the_script_reserves_with_them(
+        refused, tmp_path, monkeypatch):
+    assert refused.with_expandable_segments.survives
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    found = run(tmp_path, FRAGMENTED.format(140), machine=Machine(capacity_bytes=220 * MIB))
+    assert found.peak_reserved_bytes == refused.with_expandable_segments.reserved_bytes
+
+
+def test_expandable_segments_that_do_not_help_are_told_with_what_would_be_enough(tmp_path):
+    found = run(tmp_path, FRAGMENTED.format(200), machine=Machine(capacity_bytes=220 * MIB))
+    assert found.with_expandable_segments == Played(False, 260 * MIB)
+
+
+def test_the_report_of_a_failed_allocation_names_its_line_once_and_what_would_help(refused, tmp_path):
+    from rich.console import Console
+
+    from calibrate.report.dryrun import report
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    report(console, refused)
+    text = " ".join(console.export_text().split())
+    about_failure = text[text.index("Out of memory while"):text.index("Peak of")]
+    assert about_failure.count("train.py:8") == 1
+    assert "As it is it needs 260.00 MiB for PyTorch, which had 220.00 MiB. With PYTORCH_CUDA_ALLOC_CONF=" in about_failure
+
+
+def test_the_traceback_has_no_frames_of_the_emulated_gpu(tmp_path, capfd):
+    command = script(tmp_path / "train.py", FRAGMENTED.format(140))
+    dryrun(command, Machine(capacity_bytes=220 * MIB))
+    files = [line for line in capfd.readouterr().err.splitlines() if line.lstrip().startswith("File ")]
+    assert len(files) == 1 and "train.py" in files[0]
 
 
 def test_a_script_that_fails_is_exit_code_2_and_one_line_beside_its_own(tmp_path, capfd):

@@ -11,6 +11,7 @@ import pytest
 
 from predictor.cli import main
 from predictor.oom import log
+from predictor.report.units import size_text
 from tests.predictor.histories import MIB, raw, recorded, steps
 from tests.predictor.oom.wordings import State, torch_2_11
 
@@ -96,6 +97,29 @@ def test_remedies_are_judged_with_the_memory_that_pytorch_had(capsys, path):
     assert "not checked with the job" not in text
 
 
+LOW = torch_2_11(State(0, GIB // 2, 42_294_690_447, GIB // 4, 38 * GIB, GIB // 4))
+"""A message of a job that had more allocated when it failed than is predicted for JOB."""
+
+
+def test_what_the_prediction_missed_counts_for_remedies_and_is_said(capsys):
+    assert main(["oom", LOW, *JOB, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    again, fitting = said["reproduction"], [remedy for remedy in said["remedies"] if remedy["fits"]]
+    [allocated] = [item for item in again["compared"] if item["name"] == "allocated"]
+    assert again["missed_bytes"] == -allocated["difference_bytes"] > GIB // 4
+    assert fitting and all(
+        remedy["peak_reserved_bytes"] <= again["limit_bytes"] - again["missed_bytes"] for remedy in fitting)
+    assert main(["oom", LOW, *JOB]) == 0
+    assert f"that PyTorch had less the {size_text(again['missed_bytes'])} not predicted:" in capsys.readouterr().out
+
+
+def test_a_job_that_is_predicted_to_survive_missed_what_pytorch_needed_beyond_its_peak(capsys):
+    assert main(["oom", LOW, *JOB, "--per-device-train-batch-size", "1", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    message, peak = said["messages"][0], said["reproduction"]["peak_reserved_bytes"]
+    assert said["reproduction"]["missed_bytes"] == message["reserved_bytes"] + message["requested_bytes"] - peak
+
+
 def test_memory_of_other_processes_counts_for_remedies(capsys):
     """With another process on the GPU, a job fails that fits the whole GPU, and the remedies need less than that."""
     message = torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB // 2, 37 * GIB, GIB, others=((7, 41 * GIB),)))
@@ -113,6 +137,24 @@ def test_the_gpu_of_a_message_is_taken_by_its_memory_and_said(capsys, capacity, 
     assert main(["oom", f"CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of {capacity} of which "
                         "1.00 GiB is free.", *JOB]) == 0
     assert (said in " ".join(capsys.readouterr().out.split())) == (capacity != "47.53 GiB")
+
+
+def test_a_named_gpu_with_another_memory_than_the_message_s_is_said_and_the_message_counts(capsys, path):
+    assert main(["oom", path, *JOB, "--gpu", "a100-80gb", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["prediction"]["capacity_bytes"] == said["messages"][0]["capacity_bytes"]
+    assert said["assumed"][0] == ("The message's GPU has 39.39 GiB, and a100-80gb has 79.25 GiB: the message's memory "
+                                  "counts, with the kernels of a100-80gb.")
+
+
+def test_one_gpu_that_is_assumed_is_said_and_named_among_the_causes(capsys, path):
+    assert main(["oom", path, *JOB[:-2]]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Assumed 1 GPU: deepspeed is made for several, and nothing says how many: give --data-parallel-size." in text
+    assert "The log names rank 1: at least 2 GPUs take part, and 1 is predicted: give --data-parallel-size." in text
+    assert "The numbers do not agree: another failure, or another number of GPUs (--details: why)." in text
+    assert main(["oom", path, *JOB[:-2], "--details"]) == 0
+    assert "What may explain it: another number of GPUs than is predicted, " in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_gpu_that_is_named_is_not_assumed(capsys, path):
@@ -134,7 +176,7 @@ def test_a_library_s_error_gets_remedies_for_the_whole_gpu(capsys):
     assert "its failure cannot be compared. Remedies, each predicted on this GPU: - Fits with " in text
 
 
-def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_what_lowers_its_peak(capsys, path):
+def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_remedies(capsys, path):
     assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["reproduction"]["out_of_memory"] is None
@@ -142,7 +184,7 @@ def test_a_job_that_is_predicted_to_survive_is_said_to_and_gets_what_lowers_its_
                for remedy in said["remedies"] if remedy["fits"])
     assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "it survives" in text and "What lowers its peak, each predicted with" in text
+    assert "it survives" in text and "Remedies, each predicted with the 38.50 GiB that PyTorch had less " in text
 
 
 EVERYTHING = torch_2_11(State(0, 2 * GIB, 79 * GIB, GIB // 2, 30 * GIB, 8 * GIB, pools=5 * GIB, this_process=45 * GIB,
@@ -151,7 +193,8 @@ EVERYTHING = torch_2_11(State(0, 2 * GIB, 79 * GIB, GIB // 2, 30 * GIB, 8 * GIB,
 
 
 @pytest.mark.parametrize("words", [[], JOB, ["--snapshot", str(recorded("small-out-of-memory"))],
-                                   [*JOB, "--snapshot", str(recorded("small-out-of-memory"))]])
+                                   [*JOB, "--snapshot", str(recorded("small-out-of-memory"))],
+                                   [*JOB[:-2], "--gpu", "a100-40gb", "--snapshot", str(recorded("small-out-of-memory"))]])
 def test_the_short_answer_has_at_most_40_lines_of_100_columns(capsys, monkeypatch, tmp_path, words):
     monkeypatch.setenv("COLUMNS", "100")
     file, folder = tmp_path / "train.log", "/home/me" + "/long" * 50
@@ -179,7 +222,7 @@ def test_the_short_answer_names_the_predicted_failure_the_peaks_and_remedies(cap
 def test_the_short_answer_of_a_job_that_survives_says_so(capsys, path):
     assert main(["oom", path, *JOB, "--per-device-train-batch-size", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "it survives, with at most " in text and "Remedies" not in text
+    assert "it survives, with at most " in text and "The prediction does not explain this error (--details: what may)." in text
 
 
 def test_the_short_answer_names_the_largest_blocks_of_a_snapshot(capsys, path):
@@ -213,6 +256,19 @@ def test_a_snapshot_without_a_failure_says_so(capsys, path):
 def test_private_pools_in_a_snapshot_are_an_obstacle_and_no_error(capsys, path):
     assert main(["oom", path, "--snapshot", str(recorded("random-warm-pools"))]) == 0
     assert "is not known: it has private pools" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_bare_words_of_an_error_are_answered_with_the_figures_to_look_for(capsys):
+    assert main(["oom", "CUDA out of memory"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Out of memory on a CUDA GPU; the text has no figures. the given message · line 1 Look for the")
+
+
+def test_an_error_of_nccl_says_that_its_memory_lies_outside_pytorch(capsys):
+    assert main(["oom", "ncclUnhandledCudaError: Call to CUDA function failed.\nFailed to CUDA malloc 10485760 bytes"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("NCCL ran out of memory on the GPU: it asked for 10.00 MiB.")
+    assert "NCCL's buffers lie outside PyTorch's allocator" in text
 
 
 def test_a_log_without_a_message_says_what_was_searched(capsys, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from predictor.common.errors import InputError
 from predictor.oom import log
 from predictor.oom.amounts import amount
-from predictor.oom.message import Kind, Message, contains, find
+from predictor.oom.message import Kind, Message, contains, find, words
 from tests.predictor.oom import wordings
 from tests.predictor.oom.wordings import WORDINGS, State, format_size
 
@@ -82,7 +82,8 @@ def test_any_text_can_be_read(text):
 @pytest.mark.parametrize("text, library", [
     ("RuntimeError: CUDA error: out of memory", "CUDA"), ("CUDA driver error: out of memory", "CUDA"),
     ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'", "NCCL"),
-    ("Cuda failure 'out of memory'", "NCCL"),
+    ("Cuda failure 'out of memory'", "NCCL"), ("host:1:1 [0] enqueue.cc:1085 NCCL WARN Cuda failure out of memory", "NCCL"),
+    ("ncclUnhandledCudaError: Call to CUDA function failed. Last error: Failed to CUDA calloc async 608 bytes", "NCCL"),
     ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuBLAS"),
 ])
 def test_errors_of_libraries_name_the_library(text, library):
@@ -93,6 +94,21 @@ def test_errors_of_libraries_name_the_library(text, library):
                                   "XPU out of memory. Tried to allocate 1.00 GiB.", "Tried to allocate 1.00 GiB"])
 def test_other_texts_hold_no_message(text):
     assert not contains(text)
+
+
+def test_the_bytes_that_nccl_asked_for_are_read():
+    assert the_one("NCCL WARN Failed to CUDA malloc 10485760 bytes").requested.bytes == 10 << 20
+
+
+@pytest.mark.parametrize("text", ["CUDA out of memory", "[rank1]: torch.OutOfMemoryError"])
+def test_words_without_figures_are_found_as_such(text):
+    [message] = words(f"step 1\n{text}\n")
+    assert (message.kind, message.line, message.requested) == (Kind.WORDS, 2, None)
+
+
+@pytest.mark.parametrize("text", ["", "MemoryError: out of memory", "XPU out of memory"])
+def test_other_words_are_none_of_cuda(text):
+    assert not words(text)
 
 
 def test_memory_that_nvml_does_not_know_is_unknown():

@@ -5,6 +5,7 @@ import pytest
 from predictor.events.events import Moment
 from predictor.oom.recorded import place as place_in_snapshot
 from predictor.oom.stack import RECOMPUTATION, Frame, Place, place_of
+from predictor.report.oom import inside_text, place_text
 
 SITE = "/opt/lib/python3.11/site-packages"
 MINE, CALL = ("/home/me/train.py", "main"), (f"{SITE}/torch/nn/modules/module.py", "_call_impl")
@@ -43,6 +44,26 @@ def test_the_moment_is_that_of_the_innermost_known_function(frames, moment, with
 def test_the_place_is_the_innermost_frame_outside_of_pytorch():
     place = of(MINE, CALL, LAYER, (f"{SITE}/torch/nn/functional.py", "linear"))
     assert place.innermost == Frame(LAYER[0], 3, "forward") and place.own == Frame(MINE[0], 1, "main")
+
+
+def test_a_loss_is_a_forward_and_is_named_beside_the_caller():
+    place = of((f"{SITE}/transformers/trainer.py", "train"), (f"{SITE}/torch/nn/functional.py", "cross_entropy"))
+    assert (place.moment, place.loss, place.innermost.function) == (Moment.FORWARD, "cross_entropy", "train")
+    assert place_text(place) == (f"It happened in forward, in the loss (cross_entropy), at {SITE}/transformers/trainer.py:1, "
+                                 "train (from the traceback).")
+
+
+@pytest.mark.parametrize("file, function, said", [
+    ("nn/functional", "softmax", "torch.nn.functional (softmax)"), ("nn/modules/linear", "forward", "torch.nn.modules.linear (forward)"),
+    ("nn/utils/clip_grad", "clip_grad_norm_", "torch.nn.utils.clip_grad (clip_grad_norm_)"),
+    ("optim/adam", "_multi_tensor_adam", "torch.optim.adam (_multi_tensor_adam)")])
+def test_the_innermost_well_known_function_of_pytorch_is_named(file, function, said):
+    place = of(MINE, CALL, (f"{SITE}/torch/{file}.py", function), (f"{SITE}/torch/_ops.py", "__call__"))
+    assert inside_text(place) == said and place.own.file == MINE[0]
+
+
+def test_a_module_of_pytorch_that_calls_the_user_s_code_is_not_where_it_happened():
+    assert of(MINE, (f"{SITE}/torch/nn/modules/container.py", "forward"), CALL, MINE).inside is None
 
 
 def test_frames_as_ipython_prints_them():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predictor.report.console import console
-from predictor.report.layout import SCREEN, counted, details_line, on_one_screen, shortened
+from predictor.report.layout import SCREEN, counted, details_line, numbered, on_one_screen, shortened
 
 NAMES = st.lists(st.sampled_from(["model", "layers", "{0..31}", "{0,2,4,…}", "self_attn", "7", "a_name_that_is_long"]), min_size=1)
 
@@ -47,3 +47,7 @@ def test_the_line_about_details_lists_what_there_is():
 
 def test_further_things_are_counted_in_words():
     assert [counted(number, "knob") for number in (-1, 0, 1, 1200)] == ["", "", "one further knob", "1,200 further knobs"]
+
+
+def test_one_thing_is_singular():
+    assert [numbered(number, "sequence") for number in (0, 1, 1000)] == ["0 sequences", "1 sequence", "1,000 sequences"]
