@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from predictor.answer.prediction import Prediction
 from predictor.events.events import Factor
 from predictor.workload.engines import ENGINES, name_of
-from predictor.workload.value_sources import DEFAULT
+from predictor.workload.value_sources import DEFAULT, Source
 
 LARGE = 0.1
 """Share of the peak from which on a factor counts as large."""
@@ -22,22 +22,22 @@ def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
-    return (*_gpus(prediction), *_optimizer(prediction), *_dtype(prediction))
+    gpus = assumed_gpus(prediction.source, prediction.filled_in, workload["engine"], workload.get("zero_stage"))
+    return (*filter(None, [gpus]), *_optimizer(prediction), *_dtype(prediction))
 
 
-def _gpus(prediction: Prediction) -> Iterator[str]:
-    """One GPU, where the launcher would use several or the engine is made for several."""
-    source, workload = prediction.source, prediction.workload
-    if "data_parallel_size" not in prediction.filled_in:
-        return
+def assumed_gpus(source: Source | None, filled_in: Collection[str], engine: str, zero_stage: int | None) -> str:
+    """Says that one GPU is assumed where the launcher would use several or the engine is made for several; else empty.
+    """
+    if "data_parallel_size" not in filled_in:
+        return ""
     if source is not None and source.on_every_gpu:
-        yield (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say "
-               "how many: give --data-parallel-size.")
-        return
-    engine = name_of(workload["engine"], workload.get("zero_stage"))
-    if workload["engine"] != "torch" and ENGINES[engine].several:
-        silent = f"{source.file} does not say how many" if source else "nothing says how many"
-        yield f"Assumed 1 GPU: {workload['engine']} is made for several, and {silent}: give --data-parallel-size."
+        return (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say "
+                "how many: give --data-parallel-size.")
+    if engine == "torch" or not ENGINES[name_of(engine, zero_stage)].several:
+        return ""
+    silent = f"{source.file} does not say how many" if source else "nothing says how many"
+    return f"Assumed 1 GPU: {engine} is made for several, and {silent}: give --data-parallel-size."
 
 
 def _optimizer(prediction: Prediction) -> Iterator[str]:

@@ -8,5 +8,5 @@ Known limitations:
 - Quantization, offloading, evaluation, videos, packed samples, several image sizes and Adafactor are not in a page.
 - The allocator is simulated with PyTorch's default settings only.
 - Profiles that change sizes (workspaces, coefficients, rounding) are rejected.
-- Models that handle samples or images one by one are rejected.
+- Of a model that handles samples or images one by one, a page has a few batches and one number of images.
 """

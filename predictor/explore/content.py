@@ -8,13 +8,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from predictor.answer.answer import LOOP, not_modelled
+from predictor.answer.decisive_defaults import assumed_gpus
 from predictor.common.errors import InputError
 from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.events.events import FACTORS, MOMENTS
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
-from predictor.explore.settings import Controls, Settings, engine_of, several_images
+from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, reasons, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
@@ -27,6 +28,7 @@ from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
 from predictor.report.verdict import RUNTIME_MEASURED
 from predictor.version import VERSION
+from predictor.workload.workload import Workload
 
 Progress = Callable[[Sequence], Iterable]
 EXTRAPOLATED = "…"
@@ -71,13 +73,18 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                   "engine": engine_of(base).name, "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
-        "left_out": settings.left_out, "far": EXTRAPOLATION_FACTOR, "extrapolation": EXTRAPOLATION,
-        "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
+        "left_out": reasons(settings.left_out), "assumed": _assumed(settings.base), "far": EXTRAPOLATION_FACTOR,
+        "extrapolation": EXTRAPOLATION, "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
         "provenance": _provenance(settings),
         "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
         "formulas": formulas, "made": [tables.store.add(column) for column in packing.attributes(tables)],
         "names": list(tables.names), "ends": tables.store.ends}
     return Content(document, tables.store.stream)
+
+
+def _assumed(base: Workload) -> str:
+    """Says that the page starts with one GPU because nothing gives their number; else empty."""
+    return assumed_gpus(base.source, base.filled_in, base.engine, base.zero_stage)
 
 
 def _groups(settings: Settings) -> dict[str, dict[Controls, Job]]:
@@ -173,8 +180,6 @@ def _page_limits(settings: Settings) -> list[int]:
     return sorted(limit for limit in limits if limit is not None)
 
 
-MOST_IMAGES = 8
-"""Images of a sample; the largest choice of the page's control."""
 MOST_EXTRAPOLATED = 24
 """Upper bound on the number of job traits, versions and quantities that a profile does not cover."""
 
@@ -203,10 +208,12 @@ def _runtime_jobs(settings: Settings) -> list[Job]:
 
 def _limits(settings: Settings) -> dict[str, Any]:
     """Limits of the shape: the tokens that images take, and the model's positions."""
-    facts = next(iter(settings.jobs.values())).formula.facts
+    each = [job.formula.facts for job in settings.jobs.values()]
+    facts = next((facts for facts in each if facts.image_tokens), each[0])
     room = [facts.room(images) for images in range(max(MOST_IMAGES, settings.base.images_per_sample or 0) + 1)]
     return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
-            "images": several_images(settings.base), "tokens": bool(settings.base.sequence_length)}
+            "images": several_images(settings), "tokens": bool(settings.base.sequence_length),
+            "batches": list(settings.batches)}
 
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ function find(data, setting) {
   const gpu = data.gpus.find(one => one.name === setting.gpu);
   const refused = refusal(data, setting);
   if (refused) return {refused};
-  const key = formulaKey(data, setting, gpu), formula = data.formulas.find(one => one.key === key);
+  const formula = formulaOf(data, setting, gpu);
   const packed = formula && formula.runs[`${setting.engine} ${setting.degree}`];
   if (!packed) return {refused: "this combination is not in the page (see: left out)"};
   const shape = [setting.batch, setting.sequence, setting.batch * setting.images];

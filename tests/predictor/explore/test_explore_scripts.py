@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -20,9 +21,11 @@ from predictor.common.value_types import freeze
 from predictor.events import workspaces
 from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
+from predictor.explore.content import Content
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
 from tests.predictor.small import small_config
+from tests.predictor.small_models import IMAGE_TEXT
 
 GPUS = gpus.TABLE
 KIND = {"itemsize": (2, 4), "accumulator_bytes": (4, 8), "along_rows": (0, 1), "all_of_it": (0, 1),
@@ -242,6 +245,32 @@ def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, tmp_
     setting, keys = SETTING | {"engine": engine, "sequence": 128}, keys | {"model": str(tmp_path / "config.json")}
     answer, expected = Scripts(made(sequence_length=128, **keys))(ANSWER, setting), predicted(setting, **keys)
     assert answer == {name: expected[name] for name in answer}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("sequence", [128, 77])
+def test_an_answer_about_a_model_with_a_formula_for_each_batch_is_the_predictors(one_by_one, batch, sequence):
+    page, keys = one_by_one
+    setting = page.document["first"] | {"batch": batch, "sequence": sequence}
+    answer, expected = Scripts(page)(ANSWER, setting), predicted(setting, **keys)
+    assert answer == {name: expected[name] for name in answer}
+
+
+def test_a_page_of_a_model_with_a_formula_for_each_batch_has_a_few_batches_only(one_by_one):
+    page, _ = one_by_one
+    assert page.document["limits"]["batches"] == [1, 2, 3, 4, 6, 8]
+    assert Scripts(page)("text => settingOf(data, text)", "#batch=5")["notices"] == ["batch 5 is not one of 1, 2, 3, 4, 6, 8"]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory) -> Iterator[tuple[Content, dict]]:
+    """A page of a model that attends in each picture by itself, and the keys of its workload."""
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(IMAGE_TEXT["qwen2_5_vl"]))
+    keys = {"model": str(folder), "image_size": "56", "capacity_bytes": 60 << 30, "gpu": "h100-80gb"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PEAKCAST_CACHE", str(folder / "cache"))
+        yield made(sequence_length=128, **keys), keys
 
 
 def test_an_answer_says_all_that_the_page_shows():
