@@ -97,8 +97,8 @@ def sequence(seed: int) -> tuple[list[int], list[int], list[int], list[int]]:
     return kinds, buffers, sizes, streams
 
 
-PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
-  const end = simulate({kind, buffer, stream, buffers: bytes.length}, bytes, limit, waits);
+PLAY = """(kind, buffer, bytes, stream, limit, waits, expandable) => {
+  const end = simulate({kind, buffer, stream, buffers: bytes.length}, bytes, limit, waits, null, expandable);
   return [end.peakAllocated, end.peakReserved, end.peakAt, end.reservedAtPeak, end.failedAt,
     end.error && [end.error.requested, end.error.allocated, end.error.reserved]];
 }"""
@@ -107,11 +107,13 @@ PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
 @pytest.mark.parametrize("completion", ["immediate", "synchronization"])
 @pytest.mark.parametrize("limit", [None, 1 << 30, 600 << 20])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_allocator_does_the_same_in_the_page(seed, limit, completion):
+@pytest.mark.parametrize("expandable", [None, 2 << 30], ids=["default", "expandable_segments"])
+def test_the_allocator_does_the_same_in_the_page(expandable, seed, limit, completion):
     kinds, buffers, sizes, streams = sequence(seed)
-    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), Device(AllocatorSettings(), limit, completion=completion))
+    device = Device(AllocatorSettings(expandable_segments=bool(expandable)), limit, expandable, completion)
+    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), device)
     error = end.out_of_memory
-    assert scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization") == [
+    assert Scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization", expandable) == [
         end.peak_allocated_bytes, end.peak_reserved_bytes, end.peak_at, end.reserved_at_peak_bytes, end.failed_at,
         error and [error.requested_bytes, error.allocated_bytes, error.reserved_bytes]]
 
