@@ -127,17 +127,18 @@ function redraw() {
 /** The changes to judge while the page is idle, where a setting does not surely fit. */
 function prepareRemedies(data, setting, found) {
   const wanted = !found.refused && found.answer.verdict !== "fits";
-  state.remedies = wanted ? {open: changesOf(data, setting), fit: [], tried: 0} : null;
+  state.remedies = wanted ? {...changesOf(data, setting), fit: [], tried: 0} : null;
   showRemedies();
 }
 
 function judgeNextChange() {
-  const {remedies, data} = state, [change] = remedies.open, found = judgeNext(data, change);
+  const {remedies, data} = state, [steps] = remedies.open, found = judgeNext(data, steps);
   if (found) remedies.fit.push(found);
-  if (found || !change.settings.length) {
+  if (found || !steps.length) {
     remedies.open.shift();
     remedies.tried += 1;
   }
+  if (remedies.fit.length === data.changes.constants.enough) remedies.open = [];
   showRemedies();
 }
 
@@ -145,11 +146,14 @@ function showRemedies() {
   const {remedies} = state;
   element("remedies").parentElement.hidden = !remedies;
   if (!remedies) return;
-  list("remedies", remedies.fit.map(one => `With ${one.words}: ${sizeText(one.reserved_bytes)} reserved, fits.`));
-  const {open, fit, tried} = remedies, rest = tried - fit.length;
+  const {open, fit, tried, unknown} = remedies;
+  list("remedies", fit.map(one => remedyText(one, sizeText)));
   element("remedies-progress").textContent = open.length ? `${open.length} changes still to judge …`
-    : fit.length ? `${rest ? `${rest} other changes were judged too, and do not fit. ` : ""}Each is one change of this setting.`
-      : "None of this page's other choices fits by itself: combine some, such as a smaller batch with another engine.";
+    : fit.length ? `The first that fit, of ${tried} judged; those that keep training the same come first.`
+      : "No single change that this page can evaluate fits.";
+  element("remedies-unknown").textContent = `peakcast predict, with the command above, judges several changes together, `
+    + `and what this page cannot evaluate: ${unknown.join("; ")}.`;
+  element("remedies-unknown").hidden = Boolean(open.length) || !unknown.length;
 }
 
 function rows(table, head, body, last = false) {

@@ -207,9 +207,10 @@ def check(workload: Workload) -> None:
         raise InputError("explore: optim adafactor allocates by the GPU's size, which a page does not have yet: use "
                          "peakcast predict")
     settings = AllocatorSettings.parse(workload.allocator_conf or "")
-    if settings != AllocatorSettings(without_effect=settings.without_effect):
-        raise InputError("explore: allocator_conf: the page simulates PyTorch's allocator at its defaults: leave it "
-                         "out, or use peakcast predict")
+    if settings != AllocatorSettings(expandable_segments=settings.expandable_segments,
+                                     without_effect=settings.without_effect):
+        raise InputError("explore: allocator_conf: the page simulates PyTorch's allocator at its defaults, and with "
+                         "expandable segments: leave the others out, or use peakcast predict")
 
 
 def _gpus(base: Workload) -> list[Gpu]:
