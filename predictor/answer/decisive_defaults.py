@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from predictor.answer.prediction import Prediction
 from predictor.events.events import Factor
@@ -22,31 +22,32 @@ def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
-    return (*one_gpu(prediction), *_optimizer(prediction), *_dtype(prediction))
+    return (*filter(None, [assumed_gpus_of(prediction)]), *_optimizer(prediction), *_dtype(prediction))
 
 
-def one_gpu(prediction: Prediction) -> Iterator[str]:
-    """A sentence about one GPU that is assumed where the launcher uses several or the engine is made for several."""
-    source, workload = prediction.source, prediction.workload
-    if "data_parallel_size" not in prediction.filled_in or "engine" not in workload:
-        return
-    if source is not None and source.on_every_gpu:
-        yield one_gpu(source, "--data-parallel-size")
-        return
-    engine = name_of(workload["engine"], workload.get("zero_stage"))
-    if workload["engine"] != "torch" and ENGINES[engine].several:
-        silent = f"{source.file} does not say how many" if source else "nothing says how many"
-        yield f"Assumed 1 GPU: {workload['engine']} is made for several, and {silent}: give --data-parallel-size."
+def assumed_gpus_of(prediction: Prediction) -> str:
+    """:func:`assumed_gpus` of a prediction; empty for a learned job, too."""
+    workload = prediction.workload
+    return "" if "engine" not in workload else assumed_gpus(
+        prediction.source, prediction.filled_in, workload["engine"], workload.get("zero_stage"))
 
 
-def one_gpu(source: Source, option: str) -> str:
-    """The sentence about one GPU that is assumed for a launcher; empty if what was read starts none.
+def assumed_gpus(source: Source | None, filled_in: Collection[str], engine: str, zero_stage: int | None,
+                 option: str = "--data-parallel-size") -> str:
+    """Says that one GPU is assumed where the launcher would use several or the engine is made for several; else empty.
 
     Args:
-        option: which says how many GPUs there are.
+        option: says how many GPUs there are.
     """
-    return (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say how "
-            f"many: give {option}.") if source.on_every_gpu else ""
+    if "data_parallel_size" not in filled_in:
+        return ""
+    if source is not None and source.on_every_gpu:
+        return (f"Assumed 1 GPU: {source.on_every_gpu} uses every GPU of the machine, and {source.file} does not say "
+                f"how many: give {option}.")
+    if engine == "torch" or not ENGINES[name_of(engine, zero_stage)].several:
+        return ""
+    silent = f"{source.file} does not say how many" if source else "nothing says how many"
+    return f"Assumed 1 GPU: {engine} is made for several, and {silent}: give {option}."
 
 
 def _optimizer(prediction: Prediction) -> Iterator[str]:

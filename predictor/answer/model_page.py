@@ -148,8 +148,13 @@ def _chosen(workload: Workload, config: ModelConfig, tokens_per_image: int) -> d
     if config.kind is not Modality.IMAGE and workload.sequence_length is None:
         images = workload.images_per_sample
         images = int(config.kind is Modality.IMAGE_TEXT) if images is None else images
-        chosen["sequence_length"] = -(-(images * tokens_per_image + TEXT) // ROUND) * ROUND
+        chosen["sequence_length"] = default_length(images * tokens_per_image)
     return chosen
+
+
+def default_length(filled: int) -> int:
+    """A sequence length for samples whose images fill so many tokens."""
+    return -(-(filled + TEXT) // ROUND) * ROUND
 
 
 def _modules(facts: ModelFacts) -> tuple[Module, ...]:

@@ -12,6 +12,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
@@ -62,8 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.explore import content, page, settings
 
     degrees = _degrees(arguments.degrees) if arguments.degrees is not None else settings.DEGREES
-    choices = settings.find(workload, degrees, output.progress)
-    made = content.content(choices, _words(arguments, workload, settings.PAGES_OWN), _composing, _trains(arguments))
+    told = output.Told()
+    choices = settings.find(workload, degrees, told.tracing)
+    made = content.content(choices, _words(arguments, workload, settings.PAGES_OWN), partial(_composing, told),
+                           _trains(arguments))
     text = page.page(made)
     output.write_file(arguments.output, text)
     written = {"path": arguments.output, "bytes": len(text.encode()), "model": workload.model,
@@ -78,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         engines = ", ".join(engine["label"] for engine in made.document["engines"])
         print_wrapped(console, f"{written['path']}: {written['bytes'] / 1024:,.0f} KiB, {engines}; "
                                f"{len(choices.gpus)} GPUs. Open it in a browser; it needs no network.",
-                      *(f"Left out: {name}: {reason}" for name, reason in choices.left_out.items()))
+                      *filter(None, [made.document["assumed"]]),
+                      *(f"Left out: {reason}" for reason in made.document["left_out"]))
 
     arguments.output = None  # -o named the page; the summary goes to stdout
     output.write(arguments, lambda: written, report)
@@ -118,11 +122,14 @@ def _words(arguments: argparse.Namespace, workload: Workload, controlled: Sequen
     return [shlex.quote(word) for word in words]
 
 
-def _composing(rows: Sequence[Any]) -> Iterable[Any]:
-    """The runs, with a progress bar if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        return rows
-    from rich.console import Console
-    from rich.progress import track
+def _composing(told: output.Told, rows: Sequence[Any]) -> Iterable[Any]:
+    """The runs, with a progress bar if stderr is a terminal, else with lines."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
 
-    return track(rows, description="Composing runs", console=Console(stderr=True), transient=True)
+        yield from track(rows, description="Composing runs", console=Console(stderr=True), transient=True)
+        return
+    for number, row in enumerate(rows, start=1):
+        told(partial("composing the page: run {} of {}".format, number, len(rows)))
+        yield row

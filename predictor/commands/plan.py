@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     replicas, gpus = arguments.data_parallel_size, arguments.gpus
     arguments.data_parallel_size = replicas or (gpus and str(gpus))
     user = options.given(arguments)
-    from predictor.answer.decisive_defaults import one_gpu
+    from predictor.answer.decisive_defaults import assumed_gpus
     from predictor.plan import Telling, Wanted, document, plan
     from predictor.plan.space import DATA, TENSOR, VARYING
 
@@ -99,8 +99,8 @@ def run(arguments: argparse.Namespace) -> int:
     told = output.Told()
     result = plan(given, wanted, whole=whole, source=user.source, label=user.label, trace=not arguments.no_trace,
                   telling=Telling(told.tracing, lambda step: told(lambda: progress_text(step))))
-    if user.source and DATA not in user.values:
-        result = replace(result, assumed=one_gpu(user.source, "--gpus"))
+    if DATA not in user.values:
+        result = replace(result, assumed=assumed_gpus(user.source, (DATA,), "torch", None, "--gpus"))
     texts = document.written(result, arguments.write) if arguments.write is not None else {}
     if texts:  # there are none if nothing fits, or for a learned job
         document.write(arguments.write, texts, arguments.force)

@@ -6,7 +6,8 @@ Known limitations:
 - ZeRO-3, FSDP2 and tensor parallelism are in a page where their formulas are shipped, or if the workload has them.
   DeepSpeed's AutoTP is in none.
 - Quantization, offloading, evaluation, videos, packed samples, several image sizes and Adafactor are not in a page.
-- The allocator is simulated with PyTorch's default settings only.
+- Of the allocator's settings, a page has expandable segments only.
+- Remedies with more accumulation are judged for the workload's own engine and degree, and one change at a time.
 - Profiles that change sizes (workspaces, coefficients, rounding) are rejected.
-- Models that handle samples or images one by one are rejected.
+- Of a model that handles samples or images one by one, a page has a few batches and one number of images.
 """

@@ -3,7 +3,7 @@
 /** The lowest and the highest number that a control takes. */
 function rangesOf({limits}) {
   const least = limits.room[1] + 1 + (limits.apart ? 1 : 0);
-  return {batch: [1, 4096], sequence: [least, limits.positions || 131072], images: [1, limits.room.length - 1]};
+  return {batch: [1, limits.batches.at(-1) || 4096], sequence: [least, limits.positions || 131072], images: [1, limits.room.length - 1]};
 }
 
 /** Names of a setting's parts that this page has a control for. */
@@ -30,7 +30,7 @@ function settingOf(data, fragment) {
     else setting[name] = value;
   }
   const known = engineOf(data, setting).degrees;
-  if (!known.includes(setting.degree)) setting.degree = nearestDegree(known, setting.degree);
+  if (!known.includes(setting.degree)) setting.degree = nearestOf(known, setting.degree);
   return {setting, notices};
 }
 
@@ -39,6 +39,7 @@ function choicesOf(data, name, setting) {
   const one = values => ({words: `one of ${values.join(", ")}`, read: text => values.find(value => `${value}` === text)});
   if (name === "engine") return one(data.engines.map(engine => engine.name));
   if (name === "gpu") return one(data.gpus.map(gpu => gpu.name));
+  if (name === "batch" && data.limits.batches.length) return one(data.limits.batches);
   if (name === "degree") return one(engineOf(data, setting).degrees);
   if (name === "checkpointing") return one([true, false]);
   const [low, high] = rangesOf(data)[name];
@@ -46,8 +47,8 @@ function choicesOf(data, name, setting) {
     read: text => (/^[0-9]{1,7}$/.test(text) && +text >= low && +text <= high ? +text : undefined)};
 }
 
-/** The highest of an engine's degrees that is not above another, or its lowest. */
-const nearestDegree = (known, degree) => known.filter(one => one <= degree).at(-1) || known[0];
+/** The highest of some numbers that is not above another, or the lowest of them. */
+const nearestOf = (known, number) => known.filter(one => one <= number).at(-1) || known[0];
 
 function readable(text) {
   try {

@@ -1,5 +1,6 @@
 // PyTorch's caching allocator at its default settings: predictor/allocator/, whose names these are. Segments, splits,
-// merges, deferred frees of blocks that other streams use, and what is given back before a request fails.
+// merges, deferred frees of blocks that other streams use, and what is given back before a request fails. Expandable
+// segments are in expandable.js.
 
 const MIN_BLOCK = 512, SMALL_SIZE = MIB, SMALL_SEGMENT = 2 * MIB, LARGE_SEGMENT = 20 * MIB;
 const LARGE_REQUEST = 10 * MIB, LARGE_ROUNDING = 2 * MIB;
@@ -17,8 +18,10 @@ class OutOfMemory extends Error {
 
 /** The free blocks of one pool and stream, by size, then address. */
 class Arena {
-  constructor(small) {
+  /** `least`: the smallest remainder, in bytes, that is split off a block. */
+  constructor(small, least) {
     this.small = small;
+    this.least = least;
     this.blocks = [];
   }
 
@@ -66,29 +69,42 @@ class Allocator {
     const rounded = size > MIN_BLOCK ? roundUp(size, MIN_BLOCK) : MIN_BLOCK;
     const arenas = rounded <= SMALL_SIZE ? this.small : this.large;
     let arena = arenas.get(stream);
-    if (arena === undefined) arenas.set(stream, arena = new Arena(rounded <= SMALL_SIZE));
-    const at = arena.place(rounded, 0);
+    if (arena === undefined) arenas.set(stream, arena = this.newArena(rounded <= SMALL_SIZE));
+    const at = this.choose(arena, arena.place(rounded, 0));
     let block;
     if (at < arena.blocks.length) {
       block = arena.blocks[at];
       arena.blocks.splice(at, 1);
     } else block = this.newBlock(arena, rounded, size);
     const rest = block.size - rounded;
-    if (rest >= (arena.small ? MIN_BLOCK : SMALL_SIZE + 1)) {
-      const upper = this.block(block.address + rounded, rest, arena);
-      upper.prev = block;
-      upper.next = block.next;
-      if (upper.next !== null) upper.next.prev = upper;
-      block.next = upper;
-      block.size = rounded;
-      arena.insert(upper);
-    }
+    if (rest >= arena.least) arena.insert(this.cut(block, rounded));
     block.state = ALLOCATED;
     block.requested = size;
     this.requested += size;
     this.allocated += block.size;
     if (this.allocated > this.peakAllocated) this.peakAllocated = this.allocated;
     return block;
+  }
+
+  newArena(small) {
+    return new Arena(small, small ? MIN_BLOCK : SMALL_SIZE + 1);
+  }
+
+  /** The free block to take, where `at` is the best fit. */
+  choose(arena, at) {
+    return at;
+  }
+
+  /** Cuts a block at `size` bytes. The upper part is a new block and in no list. */
+  cut(block, size) {
+    const upper = this.block(block.address + size, block.size - size, block.arena, block.base);
+    upper.state = block.state;
+    upper.prev = block;
+    upper.next = block.next;
+    if (upper.next !== null) upper.next.prev = upper;
+    block.next = upper;
+    block.size = size;
+    return upper;
   }
 
   free(block) {
@@ -159,19 +175,23 @@ class Allocator {
       this.queues.clear();
     }
     for (const arenas of [this.large, this.small])
-      for (const arena of arenas.values()) {
-        const whole = arena.blocks.filter(block => block.prev === null && block.next === null);
-        if (!whole.length) continue;
-        arena.blocks = arena.blocks.filter(block => block.prev !== null || block.next !== null);
-        for (const block of whole) this.release(block);
-      }
+      for (const arena of arenas.values()) this.giveBack(arena);
   }
 
-  release(block) {
-    this.synchronizations += 1; // cudaFree waits for the device
-    this.reserved -= block.size;
+  giveBack(arena) {
+    const whole = arena.blocks.filter(block => block.prev === null && block.next === null);
+    if (!whole.length) return;
+    arena.blocks = arena.blocks.filter(block => block.prev !== null || block.next !== null);
+    for (const block of whole) {
+      this.synchronizations += 1; // cudaFree waits for the device
+      this.reserved -= block.size;
+      this.unreserve(block);
+    }
+  }
+
+  unreserve({address, size}) {
     const gaps = this.gaps;
-    let start = block.address, end = start + block.size, index = gaps.findIndex(gap => gap[0] > start), last;
+    let start = address, end = start + size, index = gaps.findIndex(gap => gap[0] > start), last;
     if (index < 0) index = gaps.length;
     last = index;
     if (index < gaps.length && gaps[index][0] === end) end = gaps[last++][1];
@@ -180,31 +200,50 @@ class Allocator {
   }
 
   newBlock(arena, rounded, requested) {
+    let block = this.fromDriver(arena, rounded);
+    if (block !== null) return block;
+    this.retried = true;
+    this.emptyCache();
+    block = this.fromDriver(arena, rounded);
+    if (block === null) throw new OutOfMemory(requested, this);
+    return block;
+  }
+
+  /** A block of at least so many bytes, in no list; null if the driver has no memory for it. */
+  fromDriver(arena, rounded) {
     const size = rounded <= SMALL_SIZE ? SMALL_SEGMENT : rounded < LARGE_REQUEST ? LARGE_SEGMENT
       : roundUp(rounded, LARGE_ROUNDING);
-    if (this.limit !== null && this.reserved + size > this.limit) {
-      this.retried = true;
-      this.emptyCache();
-      if (this.reserved + size > this.limit) throw new OutOfMemory(requested, this);
-    }
-    const index = this.gaps.findIndex(([start, end]) => start + size <= end), gap = this.gaps[index];
-    const address = gap[0];
-    if (address + size < gap[1]) gap[0] += size;
-    else this.gaps.splice(index, 1);
+    if (!this.book(size)) return null;
+    const address = this.reserve(size);
+    return this.block(address, size, arena, address);
+  }
+
+  /** Whether the driver has memory for so many bytes; then they are counted. */
+  book(size) {
+    if (this.limit !== null && this.reserved + size > this.limit) return false;
     this.reserved += size;
     if (this.reserved > this.peakReserved) this.peakReserved = this.reserved;
-    return this.block(address, size, arena);
+    return true;
+  }
+
+  /** The lowest range of so many addresses. */
+  reserve(size) {
+    const index = this.gaps.findIndex(([start, end]) => start + size <= end), gap = this.gaps[index], address = gap[0];
+    if (address + size < gap[1]) gap[0] += size;
+    else this.gaps.splice(index, 1);
+    return address;
   }
 
   /** A free block, in no list; one that was merged away serves again, which spares the garbage collector. */
-  block(address, size, arena) {
+  block(address, size, arena, base) {
     const block = this.spare.pop();
-    if (block === undefined) return {address, size, state: FREE, prev: null, next: null, arena, requested: 0};
+    if (block === undefined) return {address, size, state: FREE, prev: null, next: null, arena, base, requested: 0};
     block.address = address;
     block.size = size;
     block.state = FREE;
     block.prev = block.next = null;
     block.arena = arena;
+    block.base = base; // address of its segment
     return block;
   }
 }
@@ -212,9 +251,11 @@ class Allocator {
 /**
  * A run's events through an allocator of its own, until they end or one fails (predictor/allocator/simulate.py).
  * `curves`, if given, gets the allocated and reserved bytes after each event; after a failure they stay as they are.
+ * `expandable`: the GPU's memory, if segments are expandable.
  */
-function simulate(run, bytes, limit, waits, curves = null) {
-  const allocator = new Allocator(limit, waits), {kind, buffer, stream} = run, blocks = new Array(run.buffers);
+function simulate(run, bytes, limit, waits, curves = null, expandable = null) {
+  const allocator = expandable === null ? new Allocator(limit, waits) : new ExpandableAllocator(limit, waits, expandable);
+  const {kind, buffer, stream} = run, blocks = new Array(run.buffers);
   let peak = 0, peakAt = 0, reservedAtPeak = 0, failedAt = null, error = null;
   for (let index = 0; index < kind.length; index++) {
     const what = kind[index], which = buffer[index];

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
+from predictor.allocator.settings import with_expandable_segments
 from predictor.answer.answer import LOOP, not_modelled
+from predictor.answer.decisive_defaults import assumed_gpus
 from predictor.common.errors import InputError
 from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.events.events import FACTORS, MOMENTS
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
-from predictor.explore.settings import Controls, Settings, engine_of, several_images
+from predictor.explore.remedies import accumulating, constants, expandable, of_choices
+from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, reasons, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
@@ -27,6 +30,7 @@ from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
 from predictor.report.verdict import RUNTIME_MEASURED
 from predictor.version import VERSION
+from predictor.workload.workload import Workload
 
 Progress = Callable[[Sequence], Iterable]
 EXTRAPOLATED = "…"
@@ -55,11 +59,12 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
     formulas = [{"key": key, "traced": packing.pack_traced(micro, tables), "sizes": packing.sizes(micro), "runs": {}}
                 for key, jobs in groups.items() for micro in [next(iter(jobs.values())).formula.micro]]
     limits = _page_limits(settings)
-    starts: dict[str, list[StartUp]] = {}
-    names = [{_run_name(setting): job for setting, job in jobs.items()} for jobs in groups.values()]
-    for number, name, job in progress([(number, name, job) for number, jobs in enumerate(names)
-                                       for name, job in jobs.items()]):
-        formulas[number]["runs"][name] = _runs(job, limits, tables, starts.setdefault(name, []))
+    starts: dict[str, list[Sequence[StartUp]]] = {}
+    rows = [(number, _run_name(setting), steps, job) for number, jobs in enumerate(groups.values())
+            for setting, own in jobs.items() for steps, job in {0: own, **accumulating(settings, own)}.items()]
+    for number, name, steps, job in progress(rows):
+        formulas[number]["runs"][f"{name} x{steps}" if steps else name] = _runs(
+            job, limits, tables, starts.setdefault(name, []))
     base = settings.base
     document = {
         "version": VERSION, "model": base.model, "command": list(command), "training": list(training),
@@ -71,13 +76,20 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                   "engine": engine_of(base).name, "degree": base.data_parallel_size,
                   "gpu": base.gpu},
         "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
-        "left_out": settings.left_out, "far": EXTRAPOLATION_FACTOR, "extrapolation": EXTRAPOLATION,
-        "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
-        "provenance": _provenance(settings),
+        "left_out": reasons(settings.left_out), "assumed": _assumed(settings.base), "far": EXTRAPOLATION_FACTOR,
+        "extrapolation": EXTRAPOLATION, "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
+        "accumulation": base.gradient_accumulation_steps,
+        "expandable": next(iter(settings.jobs.values())).setup.allocator.expandable_segments,
+        "changes": {"of": of_choices(settings), "constants": constants()}, "provenance": _provenance(settings),
         "workload": {name: value for name, value in base.resolved().items() if value not in (None, [], {})},
         "formulas": formulas, "made": [tables.store.add(column) for column in packing.attributes(tables)],
         "names": list(tables.names), "ends": tables.store.ends}
     return Content(document, tables.store.stream)
+
+
+def _assumed(base: Workload) -> str:
+    """Says that the page starts with one GPU because nothing gives their number; else empty."""
+    return assumed_gpus(base.source, base.filled_in, base.engine, base.zero_stage)
 
 
 def _groups(settings: Settings) -> dict[str, dict[Controls, Job]]:
@@ -93,14 +105,15 @@ def _run_name(setting: Controls) -> str:
     return f"{setting.engine.name} {setting.degree}"
 
 
-def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[StartUp]) -> dict[str, Any]:
+def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[Sequence[StartUp]]) -> dict[str, Any]:
     """The packed runs of an engine at one degree, for the ranks that matter.
 
     These are the ranks that every prediction simulates, and those that can request the most at some shape.
 
     Args:
         limits: bytes that PyTorch may reserve, for all GPUs of the page.
-        starts: start-ups of this engine at this degree, which formulas share. They are added if they are missing.
+        starts: start-ups of this engine at this degree, which formulas share: those of the workload's allocator
+            settings, and those with expandable segments. They are added if they are missing.
     """
     setup = replace(job.setup, capacity_bytes=None)
     runs = {rank: training_job.compose(job.formula, setup, rank) for rank in job.different_ranks()}
@@ -110,7 +123,7 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[StartUp]
         same = next((other for other in packed if runs[other] is runs[rank]), None)
         packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
     if not starts:
-        starts += _starts(job, limits, tables)
+        starts += [_starts(job, limits, tables), _starts(expandable(job), limits, tables)]
     return {"judged": job.judged_ranks(), "ranks": {rank: run.steps for rank, run in packed.items()},
             "starts": starts, "instances": packed[0].instances,
             "candidates": {"rank": tables.store.add(highest.rank),
@@ -173,8 +186,6 @@ def _page_limits(settings: Settings) -> list[int]:
     return sorted(limit for limit in limits if limit is not None)
 
 
-MOST_IMAGES = 8
-"""Images of a sample; the largest choice of the page's control."""
 MOST_EXTRAPOLATED = 24
 """Upper bound on the number of job traits, versions and quantities that a profile does not cover."""
 
@@ -203,10 +214,12 @@ def _runtime_jobs(settings: Settings) -> list[Job]:
 
 def _limits(settings: Settings) -> dict[str, Any]:
     """Limits of the shape: the tokens that images take, and the model's positions."""
-    facts = next(iter(settings.jobs.values())).formula.facts
+    each = [job.formula.facts for job in settings.jobs.values()]
+    facts = next((facts for facts in each if facts.image_tokens), each[0])
     room = [facts.room(images) for images in range(max(MOST_IMAGES, settings.base.images_per_sample or 0) + 1)]
     return {"room": room, "apart": bool(facts.image_tokens), "positions": facts.positions,
-            "images": several_images(settings.base), "tokens": bool(settings.base.sequence_length)}
+            "images": several_images(settings), "tokens": bool(settings.base.sequence_length),
+            "batches": list(settings.batches)}
 
 
 def _engines(settings: Settings) -> list[Mapping[str, Any]]:
@@ -257,23 +270,36 @@ def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Map
     other: dict[str, Any] = {}
     limited: dict[str, Any] = {}
     for setting, job in settings.jobs.items():
-        if setting.backend == settings.backends[gpu]:
-            workload = job.workload.replace(**{name: getattr(job.workload, name) for name in SHAPE}, gpu=gpu)
+        if setting.backend != settings.backends[gpu]:
+            continue
+        checkpointing = "on" if setting.checkpointing else "off"
+        for name, workload in _varied(job.workload, f"{setting.engine.name} {checkpointing}"):
+            if name in versions:
+                continue
+            workload = workload.replace(**{name: getattr(workload, name) for name in SHAPE}, gpu=gpu)
             request = Request.of(workload)
             with_traits = choose(settings.base.profile, gpu, versions_of(workload), {}, traits_of(request, job.formula),
                                  reaches(request, job.formula))
             assert with_traits is not None  # the same profile as ``chosen``
-            name = f"{setting.engine.name} {'on' if setting.checkpointing else 'off'}"
             outside = with_traits.outside
             versions[name] = [way for way, reach in outside.items() if reach is OTHER_VERSION]
             other[name] = [way for way in outside if way not in versions[name]]
-            limited |= {way: reach.counters for way, reach in outside.items() if reach.counters != COUNTERS}
+            limited[name] = {way: reach.counters for way, reach in outside.items() if reach.counters != COUNTERS}
     return {
         "name": chosen.name, "measured_on": profile.measured_on, "versions": versions, "kinds": other,
         "limited": limited, "calibrated": profile.calibrated,
         "residuals": {name: [interval.low, interval.high] for name, interval in profile.residuals.items()},
         "levels": {name: interval.level for name, interval in profile.residuals.items()},
         "not_modelled": not_modelled(replace(chosen, outside={EXTRAPOLATED: OTHER_VERSION}), loop)}
+
+
+def _varied(workload: Workload, name: str) -> Iterator[tuple[str, Workload]]:
+    """The workload and its remedies with other traits, by the name that the page gives them."""
+    several = workload.replace(gradient_accumulation_steps=max(2, workload.gradient_accumulation_steps))
+    conf = with_expandable_segments(workload.allocator_conf)
+    yield name, workload
+    yield f"{name} several", several
+    yield f"{name} expandable", workload.replace(allocator_conf=conf) if conf else workload
 
 
 SHAPE = ("per_device_train_batch_size", "sequence_length", "images_per_sample")

@@ -21,7 +21,7 @@ function prepareControls(data) {
   const {limits} = data, longest = Math.min(limits.positions || Infinity, 8192), ranges = rangesOf(data);
   for (const [name, [low, high]] of Object.entries(ranges))
     for (const id of [name, `${name}-range`]) [element(id).min, element(id).max] = [low, high];
-  element("batch-range").max = 64;
+  element("batch-range").max = limits.batches.at(-1) || 64;
   element("sequence-range").max = Math.max(longest, 2 * ranges.sequence[0]);
   element("sequence-control").hidden = !limits.tokens;
   element("images-control").hidden = !limits.images;
@@ -50,7 +50,9 @@ const degrees = (engine = state.setting.engine) => engineOf(state.data, {engine}
 function choose(changes) {
   if (Object.values(changes).includes(null)) return;
   const setting = {...state.setting, ...changes}, known = degrees(setting.engine);
-  if (!known.includes(setting.degree)) setting.degree = nearestDegree(known, setting.degree);
+  if (!known.includes(setting.degree)) setting.degree = nearestOf(known, setting.degree);
+  const {batches} = state.data.limits;
+  if (batches.length && !batches.includes(setting.batch)) setting.batch = nearestOf(batches, setting.batch);
   state.setting = setting;
   tell([]);
   show(setting);
@@ -106,6 +108,8 @@ function show(setting) {
 function redraw() {
   const {data, setting} = state, found = predict(data, setting);
   state.found = found;
+  element("assumed").hidden = !data.assumed || setting.degree !== data.first.degree;
+  element("assumed").textContent = data.assumed;
   element("command").innerHTML = commandOf(data, setting).map(part => `<span>${escaped(part)}</span>`).join(" ");
   for (const name of ["h-peak", "h-run"]) element(name).parentElement.hidden = Boolean(found.refused);
   if (found.refused) element("verdict").textContent = `Not predicted: ${found.refused}.`;
@@ -123,17 +127,18 @@ function redraw() {
 /** The changes to judge while the page is idle, where a setting does not surely fit. */
 function prepareRemedies(data, setting, found) {
   const wanted = !found.refused && found.answer.verdict !== "fits";
-  state.remedies = wanted ? {open: changesOf(data, setting), fit: [], tried: 0} : null;
+  state.remedies = wanted ? {...changesOf(data, setting), fit: [], tried: 0} : null;
   showRemedies();
 }
 
 function judgeNextChange() {
-  const {remedies, data} = state, [change] = remedies.open, found = judgeNext(data, change);
+  const {remedies, data} = state, [steps] = remedies.open, found = judgeNext(data, steps);
   if (found) remedies.fit.push(found);
-  if (found || !change.settings.length) {
+  if (found || !steps.length) {
     remedies.open.shift();
     remedies.tried += 1;
   }
+  if (remedies.fit.length === data.changes.constants.enough) remedies.open = [];
   showRemedies();
 }
 
@@ -141,11 +146,14 @@ function showRemedies() {
   const {remedies} = state;
   element("remedies").parentElement.hidden = !remedies;
   if (!remedies) return;
-  list("remedies", remedies.fit.map(one => `With ${one.words}: ${sizeText(one.reserved_bytes)} reserved, fits.`));
-  const {open, fit, tried} = remedies, rest = tried - fit.length;
+  const {open, fit, tried, unknown} = remedies;
+  list("remedies", fit.map(one => remedyText(one, sizeText)));
   element("remedies-progress").textContent = open.length ? `${open.length} changes still to judge …`
-    : fit.length ? `${rest ? `${rest} other changes were judged too, and do not fit. ` : ""}Each is one change of this setting.`
-      : "None of this page's other choices fits by itself: combine some, such as a smaller batch with another engine.";
+    : fit.length ? `The first that fit, of ${tried} judged; those that keep training the same come first.`
+      : "No single change that this page can evaluate fits.";
+  element("remedies-unknown").textContent = `peakcast predict, with the command above, judges several changes together, `
+    + `and what this page cannot evaluate: ${unknown.join("; ")}.`;
+  element("remedies-unknown").hidden = Boolean(open.length) || !unknown.length;
 }
 
 function rows(table, head, body, last = false) {
@@ -280,7 +288,7 @@ function prepareMap(data, setting) {
   clearTimeout(state.idle);
   element("progress").textContent = "";
   if (!state.map || state.map.name !== name) {
-    const batches = BATCHES, sequences = mapSequences(data);
+    const batches = data.limits.batches.length ? data.limits.batches : BATCHES, sequences = mapSequences(data);
     const cells = sequences.flatMap(tokens => batches.map(samples =>
       cellAt(data, {...setting, batch: samples, sequence: tokens})));
     state.map = {name, batches, sequences, cells, version: 0};
@@ -347,7 +355,7 @@ function prepareMapInput() {
 function warmUp() {
   const first = state.setting;
   for (const {name, degrees} of state.data.engines) {
-    state.setting = {...first, engine: name, degree: nearestDegree(degrees, first.degree)};
+    state.setting = {...first, engine: name, degree: nearestOf(degrees, first.degree)};
     redraw();
   }
   state.setting = first;
@@ -358,7 +366,7 @@ async function begin() {
   state.setting = {...state.data.first};
   prepareControls(state.data);
   prepareMapInput();
-  list("left-out", Object.entries(state.data.left_out).map(pair => pair.join(": ")));
+  list("left-out", state.data.left_out);
   document.querySelector("main").hidden = false;
   element("map").setAttribute("aria-label", "Map of what fits, batch by sequence length");
   warmUp();

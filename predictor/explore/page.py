@@ -14,7 +14,7 @@ from predictor.report.styles import styles
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Content security policy: the page may load nothing but itself."""
-COMPUTING = ("workspaces", "allocator", "shapes", "runs", "predict", "address", "remedies")
+COMPUTING = ("workspaces", "allocator", "expandable", "shapes", "runs", "predict", "address", "remedies")
 """Scripts that do not use the browser's document, so that tests can run them too."""
 SCRIPTS = (*COMPUTING, "draw", "page")
 

@@ -5,11 +5,20 @@ function find(data, setting) {
   const gpu = data.gpus.find(one => one.name === setting.gpu);
   const refused = refusal(data, setting);
   if (refused) return {refused};
-  const key = formulaKey(data, setting, gpu), formula = data.formulas.find(one => one.key === key);
-  const packed = formula && formula.runs[`${setting.engine} ${setting.degree}`];
+  const formula = formulaOf(data, setting, gpu);
+  const packed = formula && formula.runs[runName(data, setting)];
   if (!packed) return {refused: "this combination is not in the page (see: left out)"};
   const shape = [setting.batch, setting.sequence, setting.batch * setting.images];
-  return {gpu, formula, packed, shape};
+  return {gpu, formula, packed, shape, starts: packed.starts[setting.expandable ? 1 : 0],
+    expandable: data.expandable || setting.expandable ? gpu.capacity_bytes : null};
+}
+
+const MICRO_STEPS = 3; // the most of a step that are composed (predictor/engine/setup.py)
+
+/** The name of a setting's runs: those of more accumulation than the page's workload has are named by their steps. */
+function runName(data, {engine, degree, accumulation = data.accumulation}) {
+  const [steps, usual] = [accumulation, data.accumulation].map(number => Math.min(number, MICRO_STEPS));
+  return `${engine} ${degree}${steps === usual ? "" : ` x${steps}`}`;
 }
 
 /** Calls `tell(rank, bytes)` for each sum of the steps that can be the highest. */
@@ -46,7 +55,7 @@ function stepsPeak(data, found, values) {
 }
 
 /** The start-up where PyTorch can have so many bytes (null: any): [from which limit on, columns, highest bytes]. */
-function startAt({packed: {starts}}, limit) {
+function startAt({starts}, limit) {
   if (limit === null) return starts.at(-1);
   return starts.slice(0, -1).filter(([from]) => from <= limit).at(-1) || starts[0];
 }
@@ -81,7 +90,9 @@ function farFrom(data, setting, {calibrated}) {
     && !(calibrated[key][0] / data.far <= value && value <= calibrated[key][1] * data.far));
 }
 
-const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}`;
+/** The name of a setting's traits. Changes have one other trait at most. */
+const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}${setting.expandable ? " expandable"
+  : setting.accumulation > 1 ? " several" : ""}`;
 const kindsOf = (setting, {kinds}) => kinds[nameOf(setting)];
 const versionsOf = (setting, {versions}) => versions[nameOf(setting)];
 
@@ -102,7 +113,7 @@ function marginOf(data, setting, gpu) {
   const expected = Math.floor((runtimeLow + runtimeHigh) / 2);
   if (!gpu.profile) return {runtimeLow, runtimeHigh, expected, relative: {}};
   const times = versionsOf(setting, gpu.profile).length + farFrom(data, setting, gpu.profile).length;
-  const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[kind] || [counter])
+  const moves = counter => kindsOf(setting, gpu.profile).filter(kind => (gpu.profile.limited[nameOf(setting)][kind] || [counter])
     .includes(counter));
   const relative = Object.fromEntries(Object.entries(gpu.profile.residuals).map(([counter, bounds]) =>
     [counter, widened(data, bounds, times + moves(counter).length)]));
@@ -172,7 +183,7 @@ class Player {
       if (touched.has(key)) return touched.get(key);
       const length = this.curves ? run.kind.length : 0;
       const end = simulate(run, bytes, limit, waits,
-        length ? {allocated: new Float64Array(length), reserved: new Float64Array(length)} : null);
+        length ? {allocated: new Float64Array(length), reserved: new Float64Array(length)} : null, this.found.expandable);
       if (end.retried) touched.set(key, end);
       else untouched.set(waits, end);
       return end;

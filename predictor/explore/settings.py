@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
 from predictor.allocator import AllocatorSettings
+from predictor.answer.model_page import default_length
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
@@ -36,10 +37,16 @@ TENSOR_PARALLEL = (1, 2, 4, 8)
 UNSHIPPED = ("no formula of it is shipped for this model and recipe, and a page traces only its own engine and those "
              "without a trace of their own: make a page with that engine's options, or use peakcast predict")
 AUTOTP = "DeepSpeed's AutoTP shards layers otherwise than transformers, and is traced apart; use peakcast predict"
+BY_CONFIG = ("the DeepSpeed config says the engine and its stage: make a page with another config, or without one "
+             "(--deepspeed, --zero-stage)")
 DEGREES = (1, 2, 4, 8)
 """Data-parallel sizes of a page by default."""
 TOKENS = 1024
-"""Sequence length by default."""
+"""Sequence length by default, where the images leave room for text."""
+FEW_BATCHES = (1, 2, 3, 4, 6, 8)
+"""Batches of a page, with the workload's own, where each has a formula of its own."""
+MOST_IMAGES = 8
+"""Images of a sample; the largest choice of the page's control."""
 PAGES_OWN = ("per_device_train_batch_size", "sequence_length", "images_per_sample", "gradient_checkpointing", "engine",
              "zero_stage", "data_parallel_size", "tensor_parallel_size", "gpu")
 """Keys that the page's controls set."""
@@ -112,6 +119,7 @@ class Settings:
         jobs: a job of some shape in the regime, by setting.
         rows: names of the regimes' rows by sequence length, by backend.
         left_out: reasons, by name of what is left out.
+        batches: the only batches that the page has; empty: any.
         unshipped: labels of engines whose formula is not shipped, by the shapes that this is so for (empty: for all).
     """
 
@@ -122,6 +130,15 @@ class Settings:
     rows: dict[str, list[RowsFrom]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unshipped: dict[str, list[str]] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+
+
+def reasons(left_out: Mapping[str, str]) -> list[str]:
+    """What is left out and why, in one sentence for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(of_reason)}: {reason}" for reason, of_reason in names.items()]
 
 
 def find(workload: Workload, degrees: Sequence[int], progress: Progress | None = None) -> Settings:
@@ -132,23 +149,46 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     """
     check(workload)
     degrees = sorted({*degrees, workload.data_parallel_size})
-    tokens = TOKENS if models.find(workload.model).kind is not Modality.IMAGE else None
-    workload = workload.replace(sequence_length=workload.sequence_length or tokens,
-                                gpu=workload.gpu or gpus.DEFAULT)
+    workload = _with_length(workload.replace(gpu=workload.gpu or gpus.DEFAULT), progress)
     first = dispatch.prepare(workload, progress)  # fails first if the user's own keys are wrong
-    _check_regime(first)
+    found = Settings(first.workload, batches=_batches(first, progress))
     training_job.engine_of(first.formula, first.setup)
-    found = Settings(first.workload)
     for gpu in _gpus(found.base):
         _add_gpu(found, gpu, degrees, progress)
     found.left_out |= {", ".join(dict.fromkeys(labels)) + where: UNSHIPPED for where, labels in found.unshipped.items()}
+    own = engine_of(found.base)
+    if not any(controls.engine == own for controls in found.jobs):
+        raise InputError(f"explore: {found.left_out[own.label]}")
     return found
 
 
-def _check_regime(job: Job) -> None:
-    if not job.formula.regime.is_wide:
-        raise InputError(f"explore: {job.workload.model} handles samples or images one by one, so that each number "
-                         "of them has a formula of its own: use peakcast predict")
+def _with_length(workload: Workload, progress: Progress | None) -> Workload:
+    """The workload with a sequence length, if its model takes one: by default one with room for the images."""
+    if workload.sequence_length is not None or models.find(workload.model).kind is Modality.IMAGE:
+        return workload
+    request = training_job.resolve(workload.replace(sequence_length=TOKENS))
+    facts = training_job.job_of_request(request, progress).formula.facts
+    images = request.workload.images_per_sample or 0
+    length = TOKENS if facts.room(images) + images < TOKENS else default_length(facts.room(images))
+    return workload.replace(sequence_length=length)
+
+
+def _batches(first: Job, progress: Progress | None) -> tuple[int, ...]:
+    """The batches of a page whose model has a formula for each number of samples; empty if one formula is for all.
+
+    A single sample has a formula of its own in every model, so that it does not show this.
+
+    Raises:
+        InputError: a formula is for one shape only.
+    """
+    for batch in (first.shape.batch, 2):
+        regime = dispatch.prepare(first.workload.replace(per_device_train_batch_size=batch), progress).formula.regime
+        if regime.is_alone:
+            raise InputError(f"explore: {first.workload.model} has a formula for each shape, and a page has one for "
+                             "many: use peakcast predict")
+        if not regime.is_wide:
+            return tuple(sorted({*FEW_BATCHES, first.shape.batch}))
+    return ()
 
 
 def check(workload: Workload) -> None:
@@ -167,9 +207,10 @@ def check(workload: Workload) -> None:
         raise InputError("explore: optim adafactor allocates by the GPU's size, which a page does not have yet: use "
                          "peakcast predict")
     settings = AllocatorSettings.parse(workload.allocator_conf or "")
-    if settings != AllocatorSettings(without_effect=settings.without_effect):
-        raise InputError("explore: allocator_conf: the page simulates PyTorch's allocator at its defaults: leave it "
-                         "out, or use peakcast predict")
+    if settings != AllocatorSettings(expandable_segments=settings.expandable_segments,
+                                     without_effect=settings.without_effect):
+        raise InputError("explore: allocator_conf: the page simulates PyTorch's allocator at its defaults, and with "
+                         "expandable segments: leave the others out, or use peakcast predict")
 
 
 def _gpus(base: Workload) -> list[Gpu]:
@@ -188,7 +229,7 @@ def _add_gpu(found: Settings, gpu: Gpu, degrees: Sequence[int], progress: Progre
     except InputError as error:
         if gpu.name == found.base.gpu:
             raise
-        found.left_out[gpu.name] = str(error)
+        found.left_out[gpu.name] = str(error).replace(f"gpu {gpu.name} has", "this GPU has")
         return
     backend = first.formula.provenance["key"]["sdpa_backend"]
     if backend not in found.backends.values():
@@ -248,8 +289,12 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
     base = found.base
     if base.tensor_parallel_size > 1:
         found.left_out |= dict.fromkeys((LABELS[name] for name in LABELS if name.startswith("zero")), AUTOTP)
+    if base.deepspeed is not None:
+        others = (choice.label for choice in _choices(base) if choice != engine_of(base))
+        found.left_out |= dict.fromkeys(others, BY_CONFIG)
     values = base.source.values if base.source else ()
     read = [row.key for row in values if row.key in CHECKPOINTING_KEYS and row.origin != OVERRIDDEN]  # not by an option
+    accepted: set[tuple[EngineChoice, int, bool]] = set()
     for shape, checkpointing, choice in product(_shapes(found, backend), (True, False), _choices(base)):
         if (checkpointing and not base.gradient_checkpointing) or choice.label in found.left_out \
                 or choice.label in found.unshipped.get("", ()):
@@ -263,8 +308,12 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
                     found.unshipped.setdefault(_where(shape), []).append(choice.label)
                     break
                 job = dispatch.prepare(workload, progress)
-                _check_regime(job)
-                training_job.engine_of(job.formula, job.setup)  # rejects what the engine does not model
+                if not (found.batches or job.formula.regime.is_wide):
+                    raise InputError(f"{base.model} handles the images of such samples one by one, which this page "
+                                     "does not have: use peakcast predict")
+                if (choice, degree, checkpointing) not in accepted:
+                    training_job.engine_of(job.formula, job.setup)  # rejects what the engine does not model
+                    accepted.add((choice, degree, checkpointing))
                 found.jobs[Controls(choice, degree, checkpointing, backend, job.formula.regime)] = job
         except InputError as error:
             without = " without checkpointing" if base.gradient_checkpointing > checkpointing else ""
@@ -286,20 +335,21 @@ def _where(shape: Mapping[str, int | None]) -> str:
     return ": one sample with several images" if single and several else ""
 
 
-def several_images(base: Workload) -> bool:
-    """Whether samples may have more than one image."""
-    return bool(base.images_per_sample and base.sequence_length)
+def several_images(found: Settings) -> bool:
+    """Whether samples may have any number of images."""
+    return bool(found.base.images_per_sample and found.base.sequence_length and not found.batches)
 
 
 def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
     """A shape in each regime, as keys of a workload."""
-    several, room = several_images(found.base), dispatch.prepare(found.base).formula.facts.room
+    own, room = found.base.images_per_sample, dispatch.prepare(found.base).formula.facts.room
+    counts: Iterable[tuple[int, int]] = product((2, 1), (1, 2) if several_images(found) else (1,))
+    if found.batches:
+        counts = [(batch, own or 0) for batch in reversed(found.batches)]
     shapes: list[dict[str, int | None]] = []
-    for start, whole, ragged in found.rows[backend]:
-        for rows, batch, images in product(dict.fromkeys((whole, ragged)), (2, 1), (1, 2)):
-            if images == 1 or several:
-                least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
-                shapes.append({"per_device_train_batch_size": batch,
-                               "images_per_sample": images if found.base.images_per_sample else None,
-                               "sequence_length": None if rows == Rows.NONE.value else least})
+    for (start, whole, ragged), (batch, images) in product(found.rows[backend], counts):
+        for rows in dict.fromkeys((whole, ragged)):
+            least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
+            shapes.append({"per_device_train_batch_size": batch, "images_per_sample": images if own else None,
+                           "sequence_length": None if rows == Rows.NONE.value else least})
     return shapes

@@ -33,13 +33,17 @@ function bufferBytes(run, rows) {
 
 const countName = number => (number === 0 ? "none" : number === 1 ? "1" : "many");
 
+const exactName = number => `=${number}`; // in regimes of one number of samples and images
+
 const engineOf = (data, setting) => data.engines.find(one => one.name === setting.engine);
 
-/** The name of a setting's formula: checkpointing, how the model is sharded, attention's kernel, regime. */
-function formulaKey(data, setting, gpu) {
+/** A setting's formula. Its name: checkpointing, how the model is sharded, attention's kernel, regime. */
+function formulaOf(data, setting, gpu) {
   const rows = data.rows[gpu.backend].filter(([from]) => setting.sequence >= from).at(-1);
-  return [setting.checkpointing ? "on" : "off", engineOf(data, setting).traced, gpu.backend, countName(setting.batch),
-    countName(setting.batch * setting.images), setting.sequence % 8 ? rows[2] : rows[1]].join(" ");
+  const names = [countName, exactName].map(name => [setting.checkpointing ? "on" : "off",
+    engineOf(data, setting).traced, gpu.backend, name(setting.batch), name(setting.batch * setting.images),
+    setting.sequence % 8 ? rows[2] : rows[1]].join(" "));
+  return data.formulas.find(({key}) => names.includes(key));
 }
 
 /** Why a shape is not predicted; empty if it is (predictor/jobs/training_job.py, check_room). */

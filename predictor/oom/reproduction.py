@@ -147,7 +147,7 @@ def predicted_job(found: Sequence[Explanation], workload: Workload, *, every: bo
     too_few = tuple(gpus_of_log.fewest([item.message for item in found], workload))
     return PredictedJob(
         prediction, (*assumed_gpu, *prediction.assumptions, *too_few), given if is_other else None,
-        bool(too_few or tuple(decisive_defaults.one_gpu(prediction))), again, judged)
+        bool(too_few or decisive_defaults.assumed_gpus_of(prediction)), again, judged)
 
 
 def _on_gpu_of(message: Message, workload: Workload) -> tuple[Workload, tuple[str, ...]]:

@@ -27,6 +27,7 @@ from predictor.workload.value_sources import DEFAULT, Source, value
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made
 from tests.predictor.small import small_config
+from tests.predictor.small_models import IMAGE_TEXT
 
 SMALL = ["explore", MODEL, "--no-gradient-checkpointing", "--capacity-bytes", "60GiB", "--degrees", "1"]
 
@@ -79,9 +80,33 @@ def test_what_a_page_does_not_have_is_refused_by_name(keys, message):
 
 def test_what_is_left_out_is_named_with_its_reason():
     left_out = made().document["left_out"]
-    assert "dtype bf16: gpu v100-32gb has compute capability 7.0, from 8.0 on it is predicted" in left_out["v100-32gb"]
-    assert any(what.startswith("FSDP2, ZeRO-3, ") and what.endswith(": one sample with several images")
-               and "no formula of it is shipped" in why for what, why in left_out.items())
+    assert any(line.startswith("v100-16gb, v100-32gb: dtype bf16: this GPU has compute capability 7.0, from 8.0 on it is predicted") for line in left_out)
+    assert any(line.startswith("FSDP2, ZeRO-3, ") and ": one sample with several images: no formula of it is shipped" in line for line in left_out)
+
+
+def test_engines_that_contradict_a_deepspeed_config_are_left_out_in_one_sentence():
+    found = settings.find(job(capacity_bytes=60 << 30, zero_stage=None, deepspeed={"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}).workload, (8,))
+    line, = settings.reasons(found.left_out)
+    assert line.startswith("plain PyTorch, DDP, FSDP2, ZeRO-0, ZeRO-1, ZeRO-3, ") and ": the DeepSpeed config says the engine" in line
+
+
+def test_a_page_says_that_one_gpu_is_assumed_where_the_launcher_uses_all(tmp_path, capsys):
+    (tmp_path / "finetune.sh").write_text(
+        "deepspeed llava/train/train_mem.py --deepspeed zero2.json --model_name_or_path lmsys/vicuna-7b-v1.5 --version v1 "
+        "--vision_tower openai/clip-vit-large-patch14-336 --mm_projector_type mlp2x_gelu --mm_vision_select_layer -2 "
+        "--bf16 True --output_dir x --model_max_length 2048")
+    (tmp_path / "zero2.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}))
+    words = ["--from", str(tmp_path / "finetune.sh"), "--capacity-bytes", "80GiB", "--degrees", "1"]
+    assert main(["explore", *words, "-o", str(tmp_path / "page.html")]) == 0
+    assert "Assumed 1 GPU: deepspeed uses every GPU of the machine" in capsys.readouterr().out
+    assert unpacked((tmp_path / "page.html").read_text())[0]["assumed"].startswith("Assumed 1 GPU")
+
+
+def test_the_default_sequence_has_room_for_the_picture(tmp_path, formula_cache):
+    config = IMAGE_TEXT["llava_next"] | {"image_grid_pinpoints": [[840, 840]]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    first = settings.find(Workload(model=str(tmp_path), image_size="840", capacity_bytes=60 << 30), (1,)).base
+    assert first.sequence_length > 1024 and dispatch.prepare(first).formula.facts.room(1) > 1024 - 1
 
 
 def test_engines_that_need_a_trace_of_their_own_are_left_out_where_no_formula_is_shipped(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -15,14 +16,17 @@ from hypothesis import strategies as st
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.simulate import Columns, Device, simulate
 from predictor.answer.predict import predict
+from predictor.answer.remedies import remedies
 from predictor.common import gpus
 from predictor.common.value_types import freeze
 from predictor.events import workspaces
 from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
+from predictor.explore.content import Content
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
 from tests.predictor.small import small_config
+from tests.predictor.small_models import IMAGE_TEXT
 
 GPUS = gpus.TABLE
 KIND = {"itemsize": (2, 4), "accumulator_bytes": (4, 8), "along_rows": (0, 1), "all_of_it": (0, 1),
@@ -94,8 +98,8 @@ def sequence(seed: int) -> tuple[list[int], list[int], list[int], list[int]]:
     return kinds, buffers, sizes, streams
 
 
-PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
-  const end = simulate({kind, buffer, stream, buffers: bytes.length}, bytes, limit, waits);
+PLAY = """(kind, buffer, bytes, stream, limit, waits, expandable) => {
+  const end = simulate({kind, buffer, stream, buffers: bytes.length}, bytes, limit, waits, null, expandable);
   return [end.peakAllocated, end.peakReserved, end.peakAt, end.reservedAtPeak, end.failedAt,
     end.error && [end.error.requested, end.error.allocated, end.error.reserved]];
 }"""
@@ -104,11 +108,13 @@ PLAY = """(kind, buffer, bytes, stream, limit, waits) => {
 @pytest.mark.parametrize("completion", ["immediate", "synchronization"])
 @pytest.mark.parametrize("limit", [None, 1 << 30, 600 << 20])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_allocator_does_the_same_in_the_page(seed, limit, completion):
+@pytest.mark.parametrize("expandable", [None, 2 << 30], ids=["default", "expandable_segments"])
+def test_the_allocator_does_the_same_in_the_page(expandable, seed, limit, completion):
     kinds, buffers, sizes, streams = sequence(seed)
-    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), Device(AllocatorSettings(), limit, completion=completion))
+    device = Device(AllocatorSettings(expandable_segments=bool(expandable)), limit, expandable, completion)
+    end = simulate(Columns(*map(np.array, (kinds, buffers, sizes, streams))), device)
     error = end.out_of_memory
-    assert scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization") == [
+    assert Scripts()(PLAY, kinds, buffers, sizes, streams, limit, completion == "synchronization", expandable) == [
         end.peak_allocated_bytes, end.peak_reserved_bytes, end.peak_at, end.reserved_at_peak_bytes, end.failed_at,
         error and [error.requested_bytes, error.allocated_bytes, error.reserved_bytes]]
 
@@ -204,35 +210,50 @@ def test_any_address_gives_a_setting_that_the_page_has(address):
     assert found["degree"] in next(one["degrees"] for one in made().document["engines"] if one["name"] == found["engine"])
 
 
-REMEDIES = """setting => changesOf(data, setting).map(change => {
+REMEDIES = """setting => changesOf(data, setting).open.map(steps => {
   let found = null;
-  while (!found && change.settings.length) found = judgeNext(data, change);
+  while (!found && steps.length) found = judgeNext(data, steps);
   return found;
 }).filter(Boolean)"""
 
 
-@pytest.mark.parametrize("setting", [{"batch": 31}, {"batch": 3, "sequence": 1536, "engine": "ddp"}, {"gpu": "a100-40gb", "engine": "fsdp2", "degree": 1}], ids=str)
+def prediction_of(setting: dict) -> dict:
+    """The prediction of a remedy's setting."""
+    keys = {"allocator_conf": "expandable_segments:True"} if setting.get("expandable") else {}
+    return predicted(setting, gradient_accumulation_steps=setting.get("accumulation", 1), **keys)
+
+
+@pytest.mark.parametrize("setting", [
+    {"batch": 31}, {"batch": 3, "sequence": 1536, "engine": "ddp"}, {"gpu": "a100-40gb", "engine": "fsdp2"},
+    {"batch": 30, "engine": "torch", "degree": 1, "gpu": "b200"}], ids=str)
 def test_what_would_fit_does(setting):
     found = scripts()(REMEDIES, SETTING | setting)
     assert found
     for remedy in found:
-        expected = predicted(remedy["setting"])
+        expected = prediction_of(remedy["setting"])
         assert (expected["verdict"], expected["peak_reserved_bytes"]) == ("fits", remedy["reserved_bytes"])
 
 
-def test_a_smaller_batch_is_a_remedy():
-    words = [remedy["words"] for remedy in scripts()(REMEDIES, SETTING | {"engine": "zero3", "batch": 31})]
-    assert any(word.startswith("per_device_train_batch_size ") for word in words)
+@pytest.mark.parametrize("keys", [
+    {"zero_stage": 2, "data_parallel_size": 4, "per_device_train_batch_size": 30},
+    {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 2, "sequence_length": 3000},
+    {"engine": "ddp", "data_parallel_size": 2, "per_device_train_batch_size": 40}], ids=str)
+def test_remedies_are_those_of_predict_in_its_order(keys, tmp_path, formula_cache):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    keys = {"model": str(tmp_path), "sequence_length": 2048, "gpu": "h100-80gb", "capacity_bytes": 3 << 30} | keys
+    page = made(**keys)
+    unknown = Scripts(page)("setting => changesOf(data, setting).unknown", page.document["first"])
+    theirs = [(remedy.changes[0], remedy.peak_reserved_bytes, remedy.costs[0], list(remedy.differs))
+              for remedy in remedies(Workload(gradient_checkpointing=False, **keys), every=True)
+              if remedy.fits and len(remedy.changes) == 1 and not any(remedy.changes[0] == words.removesuffix(" (changes training)") for words in unknown)]
+    ours = [(remedy["words"], remedy["reserved_bytes"], remedy["costs"], [remedy["differs"]] if remedy["differs"] else [])
+            for remedy in Scripts(page)(REMEDIES, page.document["first"])]
+    assert ours == theirs and len(ours) > 2
 
 
-def test_a_remedy_is_named_as_the_key_or_the_engine_that_changes():
-    asked = SETTING | {"gpu": "a100-40gb", "batch": 2, "sequence": 700, "engine": "zero1"}
-    names = {remedy["words"]: remedy["setting"] for remedy in scripts()(REMEDIES, asked)}
-    changed = {name: {key for key in asked if setting[key] != asked[key]} for name, setting in names.items()}
-    assert changed["FSDP2"] == {"engine"}
-    assert changed["plain PyTorch + tensor parallel 4 (GPUs share samples, so a step has fewer)"] == {"engine", "degree"}
-    gpu, = (name for name in names if name.startswith("gpu "))
-    assert changed[gpu] == {"gpu"} and gpu == f"gpu {names[gpu]['gpu']}"
+def test_a_change_that_the_page_cannot_evaluate_is_named():
+    unknown = scripts()("setting => changesOf(data, setting).unknown", SETTING | {"engine": "torch", "degree": 1, "gpu": "a100-40gb"})
+    assert {"engine torch → ZeRO-2, optimizer → host", "recipe finetune → lora (changes training)"} <= set(unknown)
 
 
 @pytest.mark.parametrize("keys, engine", [({"keep_outputs": "next_forward"}, "zero2"), ({"keep_outputs": "backward"}, "ddp"),
@@ -242,6 +263,32 @@ def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, tmp_
     setting, keys = SETTING | {"engine": engine, "sequence": 128}, keys | {"model": str(tmp_path / "config.json")}
     answer, expected = Scripts(made(sequence_length=128, **keys))(ANSWER, setting), predicted(setting, **keys)
     assert answer == {name: expected[name] for name in answer}
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("sequence", [128, 77])
+def test_an_answer_about_a_model_with_a_formula_for_each_batch_is_the_predictors(one_by_one, batch, sequence):
+    page, keys = one_by_one
+    setting = page.document["first"] | {"batch": batch, "sequence": sequence}
+    answer, expected = Scripts(page)(ANSWER, setting), predicted(setting, **keys)
+    assert answer == {name: expected[name] for name in answer}
+
+
+def test_a_page_of_a_model_with_a_formula_for_each_batch_has_a_few_batches_only(one_by_one):
+    page, _ = one_by_one
+    assert page.document["limits"]["batches"] == [1, 2, 3, 4, 6, 8]
+    assert Scripts(page)("text => settingOf(data, text)", "#batch=5")["notices"] == ["batch 5 is not one of 1, 2, 3, 4, 6, 8"]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory) -> Iterator[tuple[Content, dict]]:
+    """A page of a model that attends in each picture by itself, and the keys of its workload."""
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(IMAGE_TEXT["qwen2_5_vl"]))
+    keys = {"model": str(folder), "image_size": "56", "capacity_bytes": 60 << 30, "gpu": "h100-80gb"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PEAKCAST_CACHE", str(folder / "cache"))
+        yield made(sequence_length=128, **keys), keys
 
 
 def test_an_answer_says_all_that_the_page_shows():
