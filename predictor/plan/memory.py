@@ -92,14 +92,19 @@ class Memory:
         return self._prepared(setting.workload(point.batch, accumulation, point.sequence), dispatch.prepare, self.trace)
 
     def example(self, setting: Setting, *, trace: bool) -> Job:
-        """A job of the setting at some shape: the smallest that may be, whose trace a search needs first."""
+        """A job of the setting at some shape: the smallest, whose trace a search needs first, or without a trace also
+        one of several samples, if that has a formula."""
         if learned.is_learned_file(setting.keys["model"]):
             base = learned.load(setting.keys["model"]).base
             return dispatch.prepare(setting.workload(base.batch, 1, base.sequence or None))
         length = setting.keys.get(LENGTH) or (
             None if models.find(setting.keys["model"]).kind is Modality.IMAGE else SOME)
-        workload = dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 1, 1, length)).workload
-        return self._prepared(workload, _unchecked, trace and self.trace)
+        given, trace = setting.keys.get(BATCH), trace and self.trace
+        smallest, several = (dispatch.resolve(setting.workload(given or batch, 1, length)).workload for batch in (1, 2))
+        try:
+            return self._prepared(smallest, _unchecked, trace)
+        except store.NotTraced:
+            return self._prepared(several, _unchecked, trace)
 
     def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:
         traces = not learned.is_learned_file(workload.model) and training_job.needs_trace(dispatch.resolve(workload))

@@ -158,8 +158,8 @@ def test_a_refusal_of_the_first_setting_is_not_the_user_s(flash):
 
 @pytest.mark.parametrize("degree", [1, 4])
 def test_a_model_without_any_formula_is_named_with_what_to_do(degree):
-    keys = {"model": "llama-3.1-8b", "sequence_length": 2048, "gpu": "rtx4090", "data_parallel_size": degree}
-    with pytest.raises(InputError, match="model llama-3.1-8b: there is no formula yet .* leave out --no-trace"):
+    keys = {"model": "mistral-7b", "sequence_length": 2048, "gpu": "rtx4090", "data_parallel_size": degree}
+    with pytest.raises(InputError, match="model mistral-7b: there is no formula yet .* leave out --no-trace"):
         plan(keys, trace=False)
 
 
