@@ -18,13 +18,13 @@ from predictor.common.value_types import NotYetSupported, thaw
 from predictor.workload.keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {f"evidence/{path.name}": path for path in sorted((ROOT / "profiles" / "pages").glob("*.md"))} | {
+ELSEWHERE = {f"evidence/{path.name}": path for path in sorted((ROOT / "profiles" / "pages").iterdir())} | {
     "reference/security.md": ROOT / "docs" / "SECURITY.md", "changes.md": ROOT / "CHANGELOG.md"}
-"""Pages of the site whose text stands elsewhere, such as the tables that ``scripts/`` make."""
+"""Pages and pictures of the site that stand elsewhere, such as the tables that ``scripts/`` make."""
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages whose text stands elsewhere."""
+    """Adds the pages and pictures that stand elsewhere."""
     from mkdocs.structure.files import File
 
     for page, path in ELSEWHERE.items():

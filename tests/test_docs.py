@@ -97,7 +97,8 @@ def test_every_page_of_the_navigation_exists(path: str):
 
 def test_every_page_is_in_the_navigation():
     named = set(re.findall(r"[\w./-]+\.md", (ROOT / "docs/mkdocs.yml").read_text()))
-    pages = {file.relative_to(PAGES).as_posix() for file in [*PAGES.rglob("*.md"), *MADE]}
+    pages = {path.as_posix() for path in (file.relative_to(PAGES) for file in [*PAGES.rglob("*.md"), *MADE])
+             if path.suffix == ".md"}
     assert pages == named
 
 
