@@ -43,7 +43,7 @@ DEGREES = (1, 2, 4, 8)
 """Data-parallel sizes of a page by default."""
 TOKENS = 1024
 """Sequence length by default, where the images leave room for text."""
-FEW_BATCHES = (1, 2, 3, 4, 6, 8)
+FEW_BATCHES = (1, 2, 4, 8)
 """Batches of a page, with the workload's own, where each has a formula of its own."""
 MOST_IMAGES = 8
 """Images of a sample; the largest choice of the page's control."""
