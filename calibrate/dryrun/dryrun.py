@@ -25,15 +25,18 @@ from calibrate.dryrun.hooks.fake_ranks import variables
 from calibrate.dryrun.played import Played, played
 from calibrate.dryrun.progress import Progress, read
 from calibrate.emulator import H100, Machine, environment
-from calibrate.emulator.build import has_torch
+from calibrate.emulator.build import find_torch, has_torch
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
+from predictor.common.releases import release
 from predictor.common.suggestions import quoted
 from predictor.events.events import Factor
 from predictor.events.model_facts import MODEL
 from predictor.version import VERSION
 
 LOOK_SECONDS = 1.0
+OLDEST_TORCH = (2, 5, 0)
+"""The first PyTorch that loads backends by entry points (``torch.backends``)."""
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 
@@ -192,7 +195,11 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     program = shutil.which(command[0]) if command else None
     if program is None:
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
-    changes = environment(machine, shadow_real_gpu=True, interpreter=_interpreter_of(program))
+    interpreter = _interpreter_of(program)
+    if release(version := find_torch(interpreter).version) < OLDEST_TORCH:
+        raise InputError(f"PyTorch {version} does not load what watches a dry run: use "
+                         f"{'.'.join(map(str, OLDEST_TORCH[:2]))} or later, or peakcast measure")
+    changes = environment(machine, shadow_real_gpu=True, interpreter=interpreter)
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
                             streams.progress is not None)

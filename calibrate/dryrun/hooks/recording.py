@@ -74,6 +74,17 @@ class Ring:
         yield from self._entries[:self._next]
 
 
+def _of_any_pool(snapshot: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The binding that reads the history; until PyTorch 2.6 it does not take the pool."""
+    def read(*arguments: Any) -> dict[str, Any]:
+        try:
+            return snapshot(*arguments)
+        except TypeError:
+            return snapshot()
+
+    return read
+
+
 class Recording:
     """Records from :meth:`begin` on. The script's calls are answered as soon as this object exists.
 
@@ -97,7 +108,7 @@ class Recording:
         record = bindings._cuda_record_memory_history
         accepted = len(re.findall(r"\barg\d+:", record.__doc__.partition("\n")[0]))
         self._record: Callable[[HistoryRequest], None] = lambda request: record(*request[:accepted])
-        self._snapshot: Callable[..., dict[str, Any]] = bindings._cuda_memorySnapshot
+        self._snapshot: Callable[..., dict[str, Any]] = _of_any_pool(bindings._cuda_memorySnapshot)
         bindings._cuda_record_memory_history = self._record_for_script
         bindings._cuda_record_memory_history_legacy = self._record_for_script_legacy
         bindings._cuda_memorySnapshot = self._snapshot_for_script
@@ -124,7 +135,7 @@ class Recording:
         if self._without_stack is not None:
             self._copy_for_script(trace, self._without_stack)
         if self._script_request is not None:
-            for annotation in snapshot["external_annotations"]:
+            for annotation in snapshot.get("external_annotations", ()):
                 self._annotations.add(annotation)
         return trace
 

@@ -76,9 +76,9 @@ def cub(name: str, *dimensions: int) -> tuple[str, tuple[int, ...]]:
     return name, dimensions if cuda() >= NEWEST_CUB else (*dimensions, cuda())
 
 
-def cub_scan(items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:
-    """The temporary of CUB's scan of a row."""
-    name, dimensions = cub("cub_scan", items, itemsize)
+def cub_row(name: str, items: int, itemsize: int = INT64) -> tuple[str, tuple[int, ...]]:
+    """A temporary of CUB for a row, by the bytes of its items. Eight bytes need no dimension of their own."""
+    _, dimensions = cub(name, items, itemsize)
     return name, dimensions[:1] if dimensions == (items, INT64) else dimensions
 
 

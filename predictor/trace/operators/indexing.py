@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, copies, cub, cub_scan, cuda, has, nbytes
+from predictor.trace.operators.call import Call, copies, cub, cub_row, cuda, has, nbytes
 
 FEW_ROWS = 10
 """Embedding backward adds up whole rows, not partial ones, if the embedding has at most this number of rows (such as
@@ -56,7 +56,7 @@ def masked_scatter(call: Call) -> None:
     items = source.numel()
     call.results()
     whole = () if mask.is_contiguous() and mask.numel() == items else (items,)
-    call.temporaries(8 * items, *whole, cub_scan(items))
+    call.temporaries(8 * items, *whole, cub_row("cub_scan", items))
 
 
 def masked_scatter_backward(call: Call) -> None:
@@ -89,7 +89,7 @@ def repeat_interleave(call: Call) -> None:
     """
     repeats = call.args[0]
     sums = call.allocate(8 * repeats.numel())
-    call.temporaries(cub_scan(repeats.numel()))
+    call.temporaries(cub_row("cub_scan", repeats.numel()))
     if call.kwargs.get("output_size") is None:
         call.temporaries(repeats.numel(), 1)
     call.results()

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from predictor.trace.operators.call import Call, cub_scan, nbytes
+from predictor.trace.operators.call import Call, cub_row, nbytes
 
 
 def reduction(call: Call) -> None:
@@ -188,4 +188,5 @@ def cumulative(call: Call) -> None:
     copies = copy * ((source.dtype != out.dtype) + (not torch.empty_like(source).is_contiguous()
                                                     if source.dtype != out.dtype else not source.is_contiguous()))
     single = source.numel() == source.shape[call.args[1]]
-    call.results_and_temporaries(*copies, *((cub_scan(source.numel(), out.element_size()),) if single else ()))
+    scans = (cub_row("cub_scan", source.numel(), out.element_size()),) if single else ()
+    call.results_and_temporaries(*copies, *scans)
