@@ -6,9 +6,14 @@ from collections.abc import Collection, Iterator
 
 from predictor.answer.prediction import Prediction
 from predictor.events.events import Factor
+from predictor.formula import installed_versions
+from predictor.profile.other_releases import moved
 from predictor.workload.engines import ENGINES, name_of
+from predictor.workload.keys import PINNED
 from predictor.workload.value_sources import DEFAULT, Source
 
+TRACED = ("torch", "transformers")
+"""Packages whose release decides a traced formula."""
 LARGE = 0.1
 """Share of the peak from which on a factor counts as large."""
 
@@ -22,7 +27,8 @@ def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
-    return (*filter(None, [assumed_gpus_of(prediction)]), *_optimizer(prediction), *_dtype(prediction))
+    return (*filter(None, [assumed_gpus_of(prediction)]), *_optimizer(prediction), *_dtype(prediction),
+            *_releases(prediction))
 
 
 def assumed_gpus_of(prediction: Prediction) -> str:
@@ -64,6 +70,20 @@ def _dtype(prediction: Prediction) -> Iterator[str]:
             _share(prediction, Factor.PARAMETERS) >= LARGE:
         yield (f"Assumed weights of {prediction.workload['dtype']}: they are loaded as the checkpoint has them, which "
                "is not read: give --dtype.")
+
+
+def _releases(prediction: Prediction) -> Iterator[str]:
+    """The usual releases, where others are installed, and how much those changed the jobs that were compared."""
+    if "versions" not in prediction.filled_in:
+        return
+    installed = installed_versions.versions()
+    others = [f"{name} {installed[name]}" for name in TRACED if installed.get(name, PINNED[name]) != PINNED[name]]
+    if others:
+        seen = moved(installed.get("torch", PINNED["torch"]))
+        usual = " and ".join(f"{name} {PINNED[name]}" for name in TRACED)
+        yield (f"Assumed {usual}, of a shipped formula; here is {' and '.join(others)}. {seen.jobs} compared jobs "
+               f"reserved {seen.lowest:+.1%} to {seen.highest:+.1%} under torch {seen.torch}: --python PATH predicts "
+               "what is installed.")
 
 
 def _by_default(prediction: Prediction, key: str) -> bool:

@@ -1,8 +1,24 @@
 """The exceptions for a user's mistake, and for a job that is not predicted."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 
 class InputError(Exception):
     """Wrong input or environment. The message is one line: what is wrong, where, and what to do (exit code 2)."""
+
+
+class OtherReleases(InputError):
+    """Packages are installed in other releases than those that are predicted.
+
+    Attributes:
+        installed: package -> the release that is installed here.
+    """
+
+    def __init__(self, message: str, installed: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.installed = installed
 
 
 class NotPredicted(InputError):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from predictor.common.errors import InputError, NotPredicted
+from predictor.common.errors import InputError, NotPredicted, OtherReleases
 from predictor.events import regimes
-from predictor.formula import store
+from predictor.formula import installed_versions, store
 from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
@@ -230,7 +230,8 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
         otherwise: the alternative to installing the version, for the message.
 
     Raises:
-        InputError: one is missing, or has another version.
+        InputError: one is missing.
+        OtherReleases: one has another version.
     """
     from importlib import metadata  # here, because a shipped formula needs no packages
 
@@ -240,5 +241,6 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
         except metadata.PackageNotFoundError:
             raise InputError(f"{missing}, and tracing it needs {package}: pip install {source}") from None
         if installed.split("+")[0] != version:
-            raise InputError(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
-                             f"version: install it, or {otherwise.format(package=package, found=installed)}")
+            raise OtherReleases(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
+                                f"version: install it, or {otherwise.format(package=package, found=installed)}",
+                                installed_versions.versions())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from predictor.common.errors import OtherReleases
 from predictor.common.progress import Progress
 from predictor.formula import learned
 from predictor.jobs import inference_job, learned_job, training_job
@@ -15,6 +16,9 @@ from predictor.workload.workload import Workload
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """Prepares the job of a workload: finds its formula, and fills in the defaults that depend on the model.
 
+    A model without a shipped formula is traced with the packages that are installed, and predicted for their releases,
+    unless the workload gives versions.
+
     Args:
         one_length: the caller will not ask for other sequence lengths. Then a regime that does not hold for all batches
             is traced at this shape only.
@@ -24,7 +28,14 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     """
     if learned.is_learned_file(workload.model):
         return learned_job.prepare(workload)
-    return _of(workload).prepare(workload, progress, one_length=one_length)
+    try:
+        return _of(workload).prepare(workload, progress, one_length=one_length)
+    except OtherReleases as other:
+        if "versions" not in workload.filled_in:
+            raise
+        installed = {name: version for name, version in other.installed.items() if name != "python"}
+        workload = workload.replace(versions={**workload.versions, **installed})
+        return _of(workload).prepare(workload, progress, one_length=one_length)
 
 
 def resolve(workload: Workload) -> Request:

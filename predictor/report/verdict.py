@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from predictor.answer.prediction import Bound, OutOfMemory, Peak, Prediction
 from predictor.events.events import Moment
 from predictor.report.units import size_text
+from predictor.workload.keys import PINNED
 
 COLOURS = {"fits": "bold green", "uncertain": "bold yellow", "does_not_fit": "bold red", None: "bold"}
 
@@ -36,9 +37,16 @@ def title(prediction: Prediction) -> str:
         f"{engine} on {gpus} GPU{'s' if gpus > 1 else ''}",
         f"tensor parallel of {w['tensor_parallel_size']}" if w.get("tensor_parallel_size", 1) > 1 else "",
         f"offload {w['offload']}" if w.get("offload") else "",
-        _recorded(prediction) if "learned" in w else "",
+        _recorded(prediction) if "learned" in w else "", *_other_releases(w),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _other_releases(w: Mapping[str, Any]) -> list[str]:
+    """The packages whose predicted release is not the usual one."""
+    used = {name: version for name, version in w.get("versions", {}).items()
+            if name != "deepspeed" or w.get("engine") == "deepspeed"}
+    return [f"{name} {version}" for name, version in used.items() if version != PINNED.get(name, version)]
 
 
 def _recorded(prediction: Prediction) -> str:
