@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.suggestions import file_name
+from predictor.model.code_models import not_run
 from predictor.workload.keys import KEYS
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     from calibrate.attribution.measurement import attribute_record
 
     measurement = _read(arguments.measured)
-    attribution = attribute_record(measurement, arguments.measured)
+    with not_run():
+        attribution = attribute_record(measurement, arguments.measured)
 
     def document() -> dict:
         from calibrate.report.attribution import document

@@ -13,6 +13,7 @@ from predictor.commands import output
 from predictor.common.errors import InputError
 from predictor.common.streams import say
 from predictor.common.value_types import Invalid, Whole
+from predictor.model.code_models import not_run
 
 CHOICES = ("none", "fast", "all")
 WORST = 3
@@ -75,9 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         profile.find(arguments.profile)  # reports a mistake before every case is skipped because of it
     cases, skipped = files.read(arguments.records)
-    comparison = report.make(cases, skipped, profile=arguments.profile, worst=WORST if worst is None else worst,
-                       progress=_progress, said=None if arguments.baselines == "none" else
-                       partial(estimates, slow=arguments.baselines == "all"))
+    with not_run():
+        comparison = report.make(cases, skipped, profile=arguments.profile, worst=WORST if worst is None else worst,
+                                 progress=_progress, said=None if arguments.baselines == "none" else
+                                 partial(estimates, slow=arguments.baselines == "all"))
     elsewhere = evidence.load()
     comparison = replace(comparison, real_gpus=headline.summary(elsewhere))
     results = [gates.check(gate, comparison.comparisons) for gate in limits]

@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -74,12 +75,30 @@ class CodeModel(ModelConfig):
         return Modality.IMAGE
 
 
+_MAY_RUN: ContextVar[bool] = ContextVar("may_run", default=True)
+"""Whether the user's functions may be called."""
+
+
+@contextmanager
+def not_run() -> Iterator[None]:
+    """Within the context such models are rejected: a file of somebody else, such as a record, must run no code."""
+    token = _MAY_RUN.set(False)
+    try:
+        yield
+    finally:
+        _MAY_RUN.reset(token)
+
+
 def find(model: str) -> CodeModel:
     """The function that ``module:function`` or ``path/to/file.py:function`` names. Its source is read, but not run.
 
     Raises:
-        InputError: the module, file or function does not exist, or it needs other arguments than :data:`SYMBOLS`.
+        InputError: the module, file or function does not exist, or it needs other arguments than :data:`SYMBOLS`, or
+            the context is :func:`not_run`.
     """
+    if not _MAY_RUN.get():
+        raise InputError(f"model {quoted(model, 200)}: is code, which is not run because a record names it: predict "
+                         "its workload yourself")
     match = CODE_NAME.fullmatch(model)
     assert match is not None  # callers check code_names.is_code_name
     where, function = match.group("where", "function")

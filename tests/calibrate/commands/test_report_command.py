@@ -236,3 +236,12 @@ def test_the_shipped_gates_hold_over_the_shipped_records(monkeypatch, tmp_path, 
     monkeypatch.setattr("predictor.formula.tracing.trace_formula", refuse)
     code = main(["report", *MEASURED, "--gate", str(PROFILES / "gates.toml")])
     assert (code, [line for line in capsys.readouterr().out.splitlines() if "must be" in line]) == (0, [])
+
+
+def test_code_that_a_record_names_is_not_run(records, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef train(batch): ...\n")
+    rows = [json.loads(row) for row in Path(records).read_text().splitlines()]
+    rows[0]["job"]["model"] = f"{tmp_path / 'own.py'}:train"
+    Path(records).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    main(["report", records])
+    assert "5 measurements" in capsys.readouterr().out and not (tmp_path / "ran").exists()
