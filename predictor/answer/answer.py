@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Pre
 from predictor.events import timeline
 from predictor.events.composed_run import Run
 from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
+from predictor.formula import learned
 from predictor.jobs import survival
 from predictor.jobs.survival import Outcome, Reserved
 from predictor.profile.corrections import Margin
@@ -243,12 +245,20 @@ def _provenance(job: Job, reserved: Reserved) -> dict:
     margin, profile = job.margin, job.profile and _calibration(job.profile, job.margin)
     orders = None if reserved.low is None else {"low_bytes": reserved.low, "high_bytes": reserved.high}
     return {"versions": dict(job.workload.versions), "kernels_of": job.gpu.name, "profile": profile,
+            "answered_by": _answered_by(job.formula.provenance),
             "runtime_bytes": margin.runtime_high, "formula": job.formula.provenance,
             "measured_on": profile["measured_on"] if profile else "assumed",
             "runtime": {"low_bytes": margin.runtime_low, "high_bytes": margin.runtime_high,
                         "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed",
                         "communicators": job.communicators},
             "completion_orders": orders}
+
+
+def _answered_by(formula: Mapping[str, Any]) -> str:
+    """How an answer was got: from a shipped or learned formula, a trace (now, or kept from before), or a run."""
+    if formula["source"] == learned.SOURCE:
+        return "emulated run" if formula.get("run") else "learned formula"
+    return "shipped formula" if formula.get("shipped") else "trace"
 
 
 def _calibration(choice: Choice, margin: Margin) -> dict:

@@ -357,7 +357,8 @@ class Prediction:
             the module "shared" and the empty path. Tables show these.
         moments: the highest requested point of each moment.
         not_modelled: sentences that name what the prediction leaves out.
-        provenance: library versions, profile and formula behind the numbers.
+        provenance: library versions, profile and formula behind the numbers; ``answered_by`` is ``shipped formula``,
+            ``trace``, ``learned formula`` or ``emulated run``.
         candidates: points of the step that can be its highest; empty unless the timeline was requested.
         curve: live bytes by factor; None unless the timeline was requested.
         history: what ``torch.cuda.memory._snapshot()`` would return; None unless the history was requested.

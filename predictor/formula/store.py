@@ -224,7 +224,9 @@ def _kept(key: Key, traced: Formula) -> Formula:
 
 @lru_cache(maxsize=32)
 def _load(path: Path, _modified: int) -> Formula:
-    return formula.load(path)
+    """The formula of a file; its provenance says whether it is shipped."""
+    loaded = formula.load(path)
+    return replace(loaded, provenance={**loaded.provenance, "shipped": path.parent == shipped_directory()})
 
 
 def save(traced: Formula, path: Path) -> None:

@@ -63,7 +63,8 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False, peaks
 def tail(console: Console, prediction: Prediction) -> None:
     """Prints the sources of the values, the calibration, the defaults, and what is not modelled."""
     value_sources.report(console, prediction.source)
-    for text in (*calibration(prediction), *interval_sources.lines(prediction),
+    for text in (f"Answered by: {prediction.provenance['answered_by']}.", *calibration(prediction),
+                 *interval_sources.lines(prediction),
                  "Defaults: " + (", ".join(defaults(prediction)) or "none were needed"),
                  "Not modelled: " + ("; ".join(prediction.not_modelled) or "nothing that is known")):
         for line in wrapped(console, text, indent=0):

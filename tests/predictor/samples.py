@@ -61,7 +61,7 @@ def prediction(asked: Workload | None = None, **changes) -> Prediction:
             Moment.OPTIMIZER_STEP: {"requested_bytes": 26 * GIB, "step": 2, "module": "", "operator": "adamw"},
         },
         not_modelled=("memory that PyTorch's allocator keeps in reserve", "NCCL and the CUDA context"),
-        provenance={"measured_on": "assumed"},
+        provenance={"measured_on": "assumed", "answered_by": "shipped formula"},
         candidates=(
             Candidate(Moment.FORWARD, "lm_head", "aten::mm", 2, 40 * GIB,
                       {"1": 22 * GIB, "batch·sequence": 18 * 65_536}),

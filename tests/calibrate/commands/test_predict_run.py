@@ -53,7 +53,7 @@ def error_of(capfd, *words: str) -> str:
 
 def test_a_command_is_answered_by_its_run(command, capfd):
     code, said = asked(capfd, "--gpu", "h100-80gb", *command)
-    assert (code, said["verdict"], said["provenance"]["formula"]["run"]) == (0, "fits", True)
+    assert (code, said["verdict"], said["provenance"]["answered_by"]) == (0, "fits", "emulated run")
     assert abs(said["peak_requested_bytes"] - PEAK_BYTES) <= SCALAR_BYTES
 
 
@@ -81,7 +81,7 @@ def test_a_workload_that_is_not_predicted_is_answered_by_the_command_that_its_er
     error = error_of(capfd, *job)
     assert error.endswith(f"peakcast predict --run {' '.join(job)} would run it on an emulated GPU")
     code, said = asked(capfd, *job)
-    assert (code, said["verdict"], said["provenance"]["formula"]["run"]) == (0, "fits", True)
+    assert (code, said["verdict"], said["provenance"]["answered_by"]) == (0, "fits", "emulated run")
 
 
 @pytest.mark.parametrize("words, error", [
