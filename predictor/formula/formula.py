@@ -24,6 +24,8 @@ from predictor.events.workspaces import FUNCTIONS
 from predictor.formula.repeats import Repeats, are_consistent, unrolled
 
 SCHEMA_VERSION = 2
+READ = (1, 2)
+"""Versions of the schema that are read. Version 1, of release 0.1.0, has numbers of buffers where 2 has ages."""
 OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
 """Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
 the last to loops that keep the model's output."""
@@ -119,6 +121,17 @@ def _ages(events: EventList) -> np.ndarray:
     return np.where(allocates, 0, np.cumsum(allocates) - events.buffer).astype(np.int32)
 
 
+def _aged(ages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Kind and buffer of each event, from :func:`_ages`."""
+    rows = np.cumsum(ages == 0, dtype=np.int32) - 1 - np.maximum(ages - 1, 0)
+    return np.where(ages == 0, 1, -1).astype(np.int8), rows
+
+
+def _signed(events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same from the first schema: the buffer's number from 1, negative for a free."""
+    return np.sign(events).astype(np.int8), np.abs(events) - 1
+
+
 def _relative(frees: np.ndarray) -> np.ndarray:
     """:attr:`Repeats.frees` as a file has them, column by column, which compresses well as :func:`_ages` does.
 
@@ -148,7 +161,7 @@ def load(path: Path) -> Formula:
     """
     try:
         arrays, header = files.load(path)
-        if header["schema_version"] != SCHEMA_VERSION:
+        if header["schema_version"] not in READ:
             raise InputError(f"{path}: formula schema {header['schema_version']}, this version reads "
                              f"{SCHEMA_VERSION}: delete the file, it is made again")
         return _checked(_assemble(arrays, header))
@@ -159,16 +172,17 @@ def load(path: Path) -> Formula:
 
 
 def _assemble(arrays: dict[str, np.ndarray], header: dict[str, Any]) -> Formula:
-    ages, buffers = arrays["ages"], Buffers.from_names(arrays)
-    row = np.cumsum(ages == 0, dtype=np.int32) - 1 - np.maximum(ages - 1, 0)
+    buffers, is_first = Buffers.from_names(arrays), header["schema_version"] == 1
+    kind, row = _signed(arrays["events"]) if is_first else _aged(arrays["ages"])
     sizes = SizeTable(tuple(term_from_json(term) for term in header["terms"]), arrays["coefficients"])
     events = EventList(
-        kind=np.where(ages == 0, 1, -1).astype(np.int8), buffer=row, moment=arrays["moment"],
-        step=np.ones(len(ages), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
+        kind=kind, buffer=row, moment=arrays["moment"],
+        step=np.ones(len(kind), dtype=np.int8), buffers=buffers, sizes=sizes, names=tuple(header["names"]))
     facts = header["facts"]
     parameters = tuple(Parameter(**{**p, "shape": tuple(p["shape"])}) for p in facts["parameters"])
     facts = ModelFacts(**{**facts, "parameters": parameters, "image_tokens": tuple(facts.get("image_tokens", ()))})
-    repeats = Repeats(header["units"], arrays["blocks"], _absolute(arrays["frees"])) if "units" in header else None
+    repeats = Repeats(header["units"], arrays["blocks"], arrays["frees"] if is_first else _absolute(
+        arrays["frees"])) if "units" in header else None
     return Formula(MicroStep(events, arrays["ready"], arrays["persistent"], *map(arrays.get, OPTIONAL)),
                    facts, header["provenance"], repeats)
 

@@ -57,12 +57,14 @@ _FRAMES = (
 _BEGINS = "Traceback (most recent call last)"
 _FUNCTIONAL = re.compile(r"/torch/nn/functional\.py$")
 _LOSS = re.compile(r"cross_entropy|binary_cross_entropy\w*|\w+_loss|kl_div")
-_KNOWN = re.compile(r"/torch/(?:nn/functional|nn/utils/\w+|nn/modules/(?!module\.py)\w+|optim/\w+)\.py$")
-"""Files of the functions of PyTorch that users call by name; ``module.py`` only calls what they wrote."""
+_KNOWN = re.compile(r"/torch/(?:nn/functional|nn/utils/\w+|nn/modules/(?!module\.py)\w+|"
+                    r"optim/(?!optimizer\.py)\w+)\.py$")
+"""Files of the functions of PyTorch that users call by name; ``module.py`` and ``optimizer.py`` only call them."""
 _MOMENTS = (  # the innermost frame that matches one of these tells the moment: file, function
     (Moment.OPTIMIZER_STEP, re.compile(r"/(?:torch/optim|bitsandbytes/optim|apex/optimizers)/[^/]+\.py$"
                                        r"|/accelerate/optimizer\.py$|/deepspeed/(?:runtime|ops)/.*\.py$"),
      re.compile(r"step|_take_model_step|_optimizer_step|_init_group|_multi_tensor_\w+|_fused_\w+|_single_tensor_\w+")),
+    (Moment.OPTIMIZER_STEP, re.compile(r"/torch/optim/optimizer\.py$"), re.compile("wrapper|_use_grad")),
     (Moment.FORWARD, _FUNCTIONAL, _LOSS),
     (Moment.BACKWARD, re.compile(r"/torch/(?:autograd/(?:__init__|graph)|_tensor)\.py$|/deepspeed/.*\.py$"
                                  r"|/accelerate/accelerator\.py$"),

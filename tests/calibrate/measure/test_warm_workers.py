@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_a_job_finds_the_variables_that_its_measurement_has(forked, tmp_path):
 def test_another_allocator_has_a_worker_of_its_own(monkeypatch):
     """PyTorch chooses it during import."""
     class Worker:
-        def __init__(self, environment):
+        def __init__(self, environment, _):
             self.conf = environment["PYTORCH_ALLOC_CONF"]
 
         def run(self, *_):
@@ -67,19 +68,19 @@ def test_another_allocator_has_a_worker_of_its_own(monkeypatch):
     monkeypatch.setattr(warm_workers, "_Worker", Worker)
     workers = warm_workers._Workers(())
     for conf in ("backend:native", "max_split_size_mb:20", "expandable_segments:True"):
-        assert workers.run(order_of(), {"PYTORCH_ALLOC_CONF": conf}, "") == 0
+        assert workers.run(order_of(), {"PYTORCH_ALLOC_CONF": conf}, "", sys.executable) == 0
     assert [worker.conf for worker in workers._known.values()] == ["backend:native", "max_split_size_mb:20"]
 
 
 def test_outside_nothing_is_forked(monkeypatch):
     monkeypatch.setattr(warm_workers, "_workers", type(warm_workers._workers)("empty", default=None))
-    assert warm_workers.run(order_of(), {}, "") is None
+    assert warm_workers.run(order_of(), {}, "", sys.executable) is None
 
 
 def test_what_cannot_fork_leaves_the_job_to_be_started(tmp_path):
     """A process that ends while it imports, here for want of Python's own modules."""
     with warm_workers.forked_jobs():
-        assert warm_workers.run(order_of(), {"PYTHONHOME": str(tmp_path)}, str(tmp_path / "log")) is None
+        assert warm_workers.run(order_of(), {"PYTHONHOME": str(tmp_path)}, str(tmp_path / "log"), sys.executable) is None
 
 
 @needs_emulator

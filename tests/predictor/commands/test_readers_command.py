@@ -93,7 +93,7 @@ ABSENT = "sequence_length is not given: add --sequence-length, the tokens of a s
     (["swift", "sft", *QWEN], f"{ABSENT} (by --max_length)"),
     (RUN, f"{ABSENT} (by one of --sequence_length, --model_max_length, *--block_size, *)"),
     (RUN[:-2], "model is not given: name one, such as llava-1.5-7b (by one of --model_name_or_path, --model_id)"),
-    ([*LLAVA, "openai/clip-vit-large-patch14-336"], f"{FLASH} (*; dtype fp32: default of LLaVA 1.2 (transformers 4.37), as bf16 is not given)"),
+    ([*LLAVA, "openai/clip-vit-large-patch14-336"], f"{FLASH} (*; dtype fp32: default of LLaVA 1.2 (transformers 4.37), as bf16 is not given)*"),
     ([*LLAVA, "google/siglip-so400m-patch14-384"], '--vision_tower is "google/siglip-so400m-patch14-384": beside *'),
     (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16: ms-swift then trains under fp16 autocast*"),
     (["swift", "rlhf", "--rlhf_type", "dpo", *QWEN], "swift rlhf is not supported: supervised training *"),
