@@ -45,8 +45,12 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
     recording = traced_at(model, shape, padding="none", sdpa_backend=key.sdpa_backend)
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]
-    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
-    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
+    sizes = micro.events.sizes.at(shape, gpu)[micro.events.buffers.size]
+    assert sizes.tolist() == true
+    # Gemma 3 makes rotary embeddings of equal size in the order of a set, which differs between processes
+    # (transformers 5.17, models/gemma3/modeling_gemma3.py, Gemma3TextModel.forward)
+    assert (micro.events.kind * sizes[micro.events.buffer]).tolist() == [
+        size if event > 0 else -size for event, size in ((event, true[abs(event) - 1]) for event in recording.events)]
 
 
 def test_the_file_of_sizes_is_that_of_the_formulas():
@@ -69,5 +73,9 @@ def test_a_shipped_formula_of_a_usual_job_is_what_a_new_model_does(one):
     true = [b.size if isinstance(b.size, int) else int(workspaces.FUNCTIONS[b.size[0]](gpu, *b.size[1]))
             for b in recording.buffers]
     micro = shipped.at(shape).micro
-    assert (micro.events.kind * (micro.events.buffer + 1)).tolist() == recording.events
-    assert micro.events.sizes.at(shape, gpu)[micro.events.buffers.size].tolist() == true
+    sizes = micro.events.sizes.at(shape, gpu)[micro.events.buffers.size]
+    assert sizes.tolist() == true
+    # Gemma 3 makes rotary embeddings of equal size in the order of a set, which differs between processes
+    # (transformers 5.17, models/gemma3/modeling_gemma3.py, Gemma3TextModel.forward)
+    assert (micro.events.kind * sizes[micro.events.buffer]).tolist() == [
+        size if event > 0 else -size for event, size in ((event, true[abs(event) - 1]) for event in recording.events)]
