@@ -122,6 +122,12 @@ def frozen():
         _frozen_modules = len(sys.modules)
 
 
+@pytest.fixture
+def importing_tests(monkeypatch):
+    """Child processes find this package: campaigns that tests start run functions of theirs."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+
+
 @pytest.fixture(scope="session")
 def traced_formulas(tmp_path_factory) -> Path:
     """The directory of formulas that tests trace, one for all workers of a run."""

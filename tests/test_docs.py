@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ def repository(tmp_path, monkeypatch):
     for entry in ("docs", "profiles", "scripts", "tests", "README.md"):
         (tmp_path / entry).symlink_to(ROOT / entry)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # of ``python`` in a command
 
 
 def missing(shown: str, printed: str) -> list[str]:

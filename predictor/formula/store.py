@@ -226,7 +226,8 @@ def _kept(key: Key, traced: Formula) -> Formula:
 def _load(path: Path, _modified: int) -> Formula:
     """The formula of a file; its provenance says whether it is shipped."""
     loaded = formula.load(path)
-    return replace(loaded, provenance={**loaded.provenance, "shipped": path.parent == shipped_directory()})
+    is_shipped = path.parent == shipped_directory()
+    return replace(loaded, provenance={**loaded.provenance, "shipped": True}) if is_shipped else loaded
 
 
 def save(traced: Formula, path: Path) -> None:

@@ -23,6 +23,8 @@ from predictor.snapshot.replay import replay
 from tests.calibrate import small_jobs
 from tests.calibrate.small_jobs import needs_emulator
 
+pytestmark = pytest.mark.usefixtures("importing_tests")
+
 JOBS = [Job({"model": "small", "sequence_length": number}, "fit", "shape") for number in range(1, 7)]
 ONE = run.Limits(workers=1)
 

@@ -27,7 +27,7 @@ PLANTED = ("runpy", "linecache", "multiprocessing", "numpy", "torch", "sitecusto
 SHIPPED = {"model": "llava-1.5-7b", "recipe": "finetune", "sequence_length": 1024, "data_parallel_size": 8,
            "zero_stage": 2, "gpu": "a100-40gb", "rank": 0}
 
-pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
+pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache", "importing_tests")]
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from tests.calibrate.campaign.test_campaign import JOBS
 from tests.calibrate.launched_campaign import alone
 from tests.predictor.profile.test_profile import calibration
 
+pytestmark = pytest.mark.usefixtures("importing_tests")
+
 WORDS = ["calibrate", "--device", "emulated", "--gpu", "h100-80gb"]
 
 

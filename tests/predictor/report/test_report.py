@@ -103,6 +103,7 @@ forward                  40.00      2   aten::mm   lm_head
 backward                 43.00      2   aten::mm   language_model.layers.31.mlp.down_proj
 optimizer_step           26.00      2   adamw
 
+Answered by: shipped formula.
 Defaults: recipe finetune, padding none, gradient_accumulation_steps 1, dtype bf16, mixed_precision
   none, attn_implementation sdpa, sdpa_backend auto, gradient_checkpointing true,
   gradient_checkpointing_kwargs use_reentrant=false, use_liger_kernel false, optim
