@@ -7,8 +7,10 @@
     python scripts/check.py device --gpu h200 --table-only       # the page from the saved files
 
 Measures in this order: the memory of the CUDA context and of each library (NVML); allocations of single operators that
-the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; five of these
-jobs once more; for two jobs the smallest capacity at which they survive; and one job that must run out of memory.
+the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; those of
+device_further.json, of other models and recipes, only their peaks; the programs of calibrate/checks/programs/, as users
+write them; five of the first jobs once more; for two jobs the smallest capacity at which they survive; and one job that
+must run out of memory.
 Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the five
 smallest memory histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
 profiles/pages/device_<gpu>.md, or to device.md in that other place.
@@ -22,21 +24,24 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from calibrate.campaign import consistency, design, environment
+from calibrate.checks import measured_peaks, programs
 from calibrate.checks.device_page import page_of
 from calibrate.checks.directories import PAGES, PROFILES
 from calibrate.checks.outcome import Outcome
-from calibrate.checks.results_file import append, lines
+from calibrate.checks.results_file import append, lines, listed
 from calibrate.checks.survival_limit import sweep
 from calibrate.measure import measure as measuring
 from calibrate.measure import warm_workers
 from calibrate.measure.device_choice import MeasuringDevice
-from calibrate.probes import libraries, operators
+from calibrate.probes import device_query, libraries, operators
 from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
 from predictor import cli, snapshot
@@ -48,6 +53,16 @@ from predictor.snapshot.replay import replay
 from predictor.workload.workload import Workload
 
 JOBS = Path(__file__).with_suffix(".json")
+FURTHER = Path(__file__).with_name("device_further.json")
+ALONE = (("several_processes",), ("one_rank_nccl",))
+OTHERS = (
+    ("compiled", "compiled"), ("trainer_run", "bf16"), ("trainer_run", "fp16"), ("varied_steps",),
+    ("varied_steps", "expandable_segments:True"), ("own_loop", "adafactor", "3", "700"),
+    ("own_loop", "contrastive", "6", "333"), ("compiled", "eager"))
+"""Programs of calibrate/checks/programs/, each with its arguments. A setting of the allocator among them is set in its
+environment. The first have the GPU for themselves, because NVML counts the memory of the whole GPU."""
+AT_ONCE = 4
+"""Number of the others that run at a time."""
 FILES = "device"
 """Name of the directory that holds the measurements."""
 AGAIN, HISTORIES = 5, 5
@@ -72,8 +87,8 @@ class Campaign:
 
     def run(self) -> bool:
         """Runs all steps in order. Returns whether everything is measured."""
-        for step in (self._libraries, self._operators, self._jobs, self._again, self._limits, self._too_large,
-                     self._replays, *([self._profile] if self._is_real else [])):
+        for step in (self._libraries, self._operators, self._jobs, self._alone, self._others, self._again,
+                     self._limits, self._too_large, self._replays, *([self._profile] if self._is_real else [])):
             if self._left() == 0:
                 print(f"the time is over before {step.__name__.strip('_')}: the same command goes on", file=sys.stderr)
                 return False
@@ -101,6 +116,42 @@ class Campaign:
 
     def _jobs(self) -> None:
         self._calibrate(self._list, "jobs.jsonl", "--snapshots", str(self._file("histories")))
+
+    def _alone(self) -> None:
+        self._append("programs.jsonl", ALONE, self._program)
+
+    def _others(self) -> None:
+        """Jobs and programs of which only PyTorch's own counters matter, several at a time."""
+        self._append("programs.jsonl", OTHERS, self._program)
+        self._append("further.jsonl", listed(str(FURTHER)), self._peaks)
+
+    def _append(self, name: str, tasks: Iterable[Any], measured: Callable[[Any], dict]) -> None:
+        """Appends a row for each task that has none yet. Tasks of :data:`OTHERS` run several at a time."""
+        path = self._file(name)
+        known = [row["task"] for row in lines(path)]
+        missing = [task for task in json.loads(json.dumps(list(tasks))) if task not in known]
+
+        def row(task: Any) -> dict | None:
+            if self._left() == 0:
+                return None
+            try:
+                return measured(task)
+            except InputError as error:
+                return {"error": str(error)}
+
+        with ThreadPoolExecutor(1 if tasks is ALONE else AT_ONCE) as pool:
+            for task, answer in zip(missing, pool.map(row, missing)):
+                if answer is not None:
+                    append(path, {"task": task, "date": date.today().isoformat(), **answer})
+
+    def _peaks(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        return measured_peaks.measured({**entry["job"], "gpu": self._where.gpu}, self._where.device)
+
+    def _program(self, words: Sequence[str]) -> dict[str, Any]:
+        name, *rest = words
+        settings = {variable: word for word in rest if ":" in word for variable in measuring.ALLOCATOR_VARIABLES}
+        return device_query.run_module(f"{programs.__name__}.{name}", self._where,
+                                       *(word for word in rest if ":" not in word), variables=settings)
 
     def _again(self) -> None:
         first_of_group = {job["group"]: job for job in reversed(json.loads(self._list.read_text())["jobs"])}

@@ -9,6 +9,7 @@ from typing import Any
 
 from calibrate.checks.results_file import bar
 from calibrate.measure.measure import measure
+from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact, files
 from calibrate.regression.cases import Case
 from calibrate.regression.compare import Comparison, compare
@@ -16,10 +17,12 @@ from calibrate.regression.compare import Comparison, compare
 COUNTERS = ("requested", "allocated", "reserved")
 
 
-def measured(job: Mapping[str, Any]) -> dict[str, Any]:
+def measured(job: Mapping[str, Any], device: MeasuredOn = MeasuredOn.EMULATED) -> dict[str, Any]:
     """Measures one job. Returns its peaks in bytes, start-up included."""
     workload, events = compact.workload_of(job)
-    record = measure(workload, events=events)
+    if device is MeasuredOn.DEVICE:
+        workload = workload.replace(capacity_bytes=None)
+    record = measure(workload, events=events, device=device, predicts=False)
     return {
         "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
         "software": {name: record.job.software[name] for name in ("torch", "transformers", "deepspeed")},

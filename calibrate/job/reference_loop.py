@@ -7,12 +7,13 @@ step, or when ``zero_grad`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from calibrate.job import quantized, single_rank
 from calibrate.job.engines import ENGINES, Job
@@ -160,8 +161,9 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
         code_to_device(model)
         return
     chosen = list(model.modules() if modules is None else modules)
+    owners = dict(_owners(model, model))
     for module in chosen:
-        _true_buffers(model, module)
+        _true_buffers(owners[module], module)
     owned = [(module, name, parameter) for module in chosen for name, parameter in module._parameters.items()
              if parameter is not None]
     moved: dict[int, torch.Tensor] = {}  # tied weights are one tensor
@@ -183,6 +185,17 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
         return
     for parameter in (parameter for module in chosen for parameter in module.parameters(recurse=False)):
         tensor_parallel.local_part(parameter).normal_(std=WEIGHT_SCALE)
+
+
+def _owners(module: torch.nn.Module, owner: Any) -> Iterator[tuple[torch.nn.Module, Any]]:
+    """Each module with the innermost transformers model around it, which knows how to initialise it.
+
+    A LLaVA does not know the position ids of its CLIP (transformers 5.17, modeling_utils.py, ``initialize_weights``).
+    """
+    owner = module if isinstance(module, PreTrainedModel) else owner
+    yield module, owner
+    for child in module.children():
+        yield from _owners(child, owner)
 
 
 def _true_buffers(model, module: torch.nn.Module) -> None:

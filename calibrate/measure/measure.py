@@ -45,7 +45,7 @@ def default_device() -> MeasuredOn:
 
 def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: str | None = None,
             events: str = "immediate", verbose: bool = False, command: Sequence[str] = (),
-            inject: Injection | None = None) -> Record:
+            inject: Injection | None = None, predicts: bool = True) -> Record:
     """Run one workload for three steps and record what PyTorch's allocator counted.
 
     It runs in the interpreter in which models are traced (:data:`predictor.formula.interpreter.CHOSEN`), with the
@@ -61,6 +61,7 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         verbose: show the job's own output, on stderr.
         command: the words of the command line, for the record.
         inject: differences to inject into the emulated GPU. The record lists them.
+        predicts: the record also holds the predicted requested bytes, which may take a trace.
 
     Raises:
         InputError: the workload cannot be run here, or the job failed for another reason than GPU memory.
@@ -95,6 +96,8 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=rank,
         rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None,
         not_predicted=None)
+    if not predicts:
+        return record
     try:
         return replace(record, predicted=job_prediction.predict_requested(_on_its_gpu(workload, job), rank))
     except InputError as error:

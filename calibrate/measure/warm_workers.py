@@ -5,8 +5,8 @@
         measure(another)
 
 Each job still is a process with its own environment, and CUDA is initialised in it. Jobs whose environments differ in
-more than the emulated GPU and the allocator's settings get different workers. Jobs on a real GPU, and jobs with visible
-output, are not forked.
+more than the emulated GPU and the allocator's settings get different workers. Jobs with visible output are not forked,
+and on a real GPU none is where CUDA does not work in a fork.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _workers: ContextVar[_Workers | None] = ContextVar("workers", default=None)
 
 @contextmanager
 def forked_jobs(apart_from: Collection[str] = ()) -> Iterator[None]:
-    """A context in which emulated jobs are forked from workers.
+    """A context in which jobs are forked from workers.
 
     Args:
         apart_from: environment variables that no library reads during import. Jobs that differ only in these share a
@@ -118,7 +118,7 @@ def forked_jobs(apart_from: Collection[str] = ()) -> Iterator[None]:
 def run(order: JobRequest, environment: Mapping[str, str], log: str, interpreter: str) -> int | None:
     """Forks a job and returns its exit code, negative for a signal. None if it was not forked, and still has to run."""
     workers = _workers.get()
-    return workers.run(order, environment, log, interpreter) if workers and order.event_completion is not None else None
+    return workers.run(order, environment, log, interpreter) if workers else None
 
 
 def main() -> None:
@@ -133,10 +133,10 @@ def main() -> None:
             importlib.import_module(name)
     import torch
 
-    if torch.cuda.is_initialized():
-        return
     gc.collect()
     gc.freeze()
+    if torch.cuda.is_initialized() or not _works_in_a_fork():
+        return
     while True:
         try:
             order, environment, log = connection.recv()
@@ -148,6 +148,19 @@ def main() -> None:
             _become(environment, log)
             run_and_exit(JobRequest(**order))
         connection.send(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
+def _works_in_a_fork() -> bool:
+    """Whether CUDA works in a fork of this process: not if a library has called the driver during its import."""
+    process = os.fork()
+    if not process:
+        try:
+            torch_cuda = importlib.import_module("torch.cuda")
+            torch_cuda.synchronize()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 def _become(environment: Mapping[str, str], log: str) -> None:
