@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -38,12 +39,6 @@ INSIDE = "+"
 """Prefix of the allocator's metadata text while a module runs. The module's path may be empty."""
 write_metadata: Callable[[str], None] = getattr(torch.cuda.memory, "_set_memory_metadata", lambda text: None)
 """Sets the allocator's metadata text. PyTorch 2.8 has none: there a history does not name modules."""
-HELPERS = frozenset(f"aten::{name}" for name in (
-    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
-    "to", "_to_copy", "clone", "zeros", "zeros_like", "ones_like", "contiguous"))
-"""Operators that others call to get memory. They are named only if no other operator called them."""
-
-
 @dataclass(frozen=True)
 class Site:
     """The code that ran when a block was allocated.
@@ -251,8 +246,12 @@ def _walk(roots) -> Iterator[tuple[Any, tuple | None]]:
 
 
 def _operator(path: tuple) -> tuple[str, int | None, bool]:
-    """The innermost operator that requested the memory, the number of the backward function, and whether that is
-    nested."""
+    """The operator that requested the memory, the number of the backward function, and whether that is nested.
+
+    Of operators that call each other it is the one that a dispatch mode sees, because the predictor's trace is one: the
+    outermost that has kernels of its own. PyTorch calls ``aten::cudnn_convolution`` for ``aten::convolution``, and that
+    for ``aten::conv2d``.
+    """
     nodes = [event for event in path if event.name.startswith(EVALUATE)]
     names = [event.name for event in path if "::" in event.name and not event.name.startswith("autograd::")
              or event.name == DISPATCHED]
@@ -261,6 +260,25 @@ def _operator(path: tuple) -> tuple[str, int | None, bool]:
         name = names[last + 1]
     else:
         names = [name for name in names if name != DISPATCHED]
-        working = [name for name in names if name not in HELPERS]
-        name = working[-1] if working else names[0] if names else nodes[-1].name.removeprefix(EVALUATE) if nodes else ""
+        name = next((name for name in names if not _is_composite(name)), names[-1] if names else "")
+        if not names and nodes:
+            name = nodes[-1].name.removeprefix(EVALUATE)
     return name, nodes[-1].extra_fields.sequence_number if nodes else None, len(nodes) > 1
+
+
+@cache
+def _is_composite(name: str) -> bool:
+    """Whether an operator only calls others, so that no dispatch mode sees it (native_functions.yaml:
+    CompositeImplicitAutograd, also by default)."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    overloads = _overloads().get(name, ())
+    return bool(overloads) and all(has_kernel(overload, "CompositeImplicitAutograd") for overload in overloads)
+
+
+@cache
+def _overloads() -> dict[str, list[str]]:
+    """The full names of each operator's overloads."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for overload in torch._C._dispatch_get_all_op_names():
+        named[overload.partition(".")[0]].append(overload)
+    return named
