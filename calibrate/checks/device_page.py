@@ -26,7 +26,7 @@ MIB = 1 << 20
 HEAD = """# {gpu}: device, emulation, prediction
 
 Made by `python scripts/check.py device --gpu {gpu}` from the files in `{directory}/`. {missing}
-`device` bytes are what NVML shows of the whole GPU.
+`device` bytes are the used memory of the whole GPU (cudaMemGetInfo).
 """
 
 

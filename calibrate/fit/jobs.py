@@ -58,12 +58,14 @@ def _job(row: Row, record: Record) -> MeasuredJob:
         predicted=record.predicted is not None,
         moments={(peak.step, peak.moment): peak.requested_bytes for peak in job.moments},
         **{name: record.peak(name).bytes for name in OVERALL},
-        device_bytes=max(job.device_used_bytes, job.nvml_used_bytes or 0), runtime_bytes=_runtime(record),
+        device_bytes=job.device_used_bytes, runtime_bytes=_runtime(record),
         communicates=job.process_group in WITH_OTHERS, completion=job.device.event_completion or "immediate",
         extras=row.workspaces)
 
 
 def _runtime(record: Record) -> int | None:
-    """Device memory at the end, as NVML shows it, minus the segments that PyTorch holds then."""
-    used, held = record.job.nvml_used_bytes, record.job.memory_stats.get("reserved_bytes.all.current")
-    return None if used is None or held is None else max(0, used - held)
+    """The most used memory of the device (cudaMemGetInfo) minus PyTorch's segments; None if some were given back, since
+    the two are then not of the same time."""
+    stats = record.job.memory_stats
+    most, held = (stats.get(f"reserved_bytes.all.{when}") for when in ("peak", "current"))
+    return None if most is None or most != held else max(0, record.job.device_used_bytes - most)

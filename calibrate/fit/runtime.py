@@ -30,7 +30,7 @@ def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
     if not alone and not grouped or np.median(alone or [size for _, size in grouped]) < NOTHING_BYTES:
         return Runtime(ASSUMED_RUNTIME_BYTES, 0, 0, None, "assumed", SOURCE)
     fixed = float(np.median(alone)) if alone else 0.0
-    source = f"NVML less PyTorch's segments at the end of {len(alone) + len(grouped)} jobs"
+    source = f"used memory (cudaMemGetInfo) less PyTorch's segments in {len(alone) + len(grouped)} jobs"
     once, each = 0.0, 0.0
     if grouped:
         once, each, note = _communicators(np.array(grouped, dtype=float), fixed)

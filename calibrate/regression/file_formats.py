@@ -80,7 +80,7 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
     peak = record.peak("requested_bytes")
     on_device = job.measured_on is MeasuredOn.DEVICE
     sizes = {**{counter: record.peak(f"{counter}_bytes").bytes for counter in OVERALL},
-             "device": max(job.device_used_bytes, job.nvml_used_bytes or 0) if on_device else None}
+             "device": job.device_used_bytes if on_device else None}
     survived = job.out_of_memory is None
     return Case(
         workload=workload, measured_on=job.measured_on.value, gpu=gpu.name if gpu else device.name,
