@@ -151,8 +151,8 @@ def test_jobs_of_an_engine_that_is_not_predicted_give_the_runtime_only():
     del job["zero_stage"]
     bare = Row("a", "fit", "communicators", job, small_jobs.record(
         workload=design.workload(job, gpu="h100-80gb").resolved()))
-    measured = replace(bare.record.job, process_group="nccl", nvml_used_bytes=650 * MIB,
-                       memory_stats={"reserved_bytes.all.current": 0})
+    measured = replace(bare.record.job, process_group="nccl", device_used_bytes=650 * MIB,
+                       memory_stats={"reserved_bytes.all.peak": 0, "reserved_bytes.all.current": 0})
     rows = [row(keys(2, 1024)), replace(bare, record=replace(bare.record, job=measured))]
     found = fit_profile(rows, measured_on="emulated", provenance={})
     assert found.runtime.nccl_bytes == 650 * MIB - 643_000_000

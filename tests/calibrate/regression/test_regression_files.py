@@ -69,7 +69,7 @@ def test_the_device_peak_counts_on_a_device_only(tmp_path):
     made = small_jobs.record(workload=KEYS)
     from calibrate.records.record import MeasuredOn
 
-    made = replace(made, job=replace(made.job, measured_on=MeasuredOn.DEVICE, nvml_used_bytes=9000))
+    made = replace(made, job=replace(made.job, measured_on=MeasuredOn.DEVICE, device_used_bytes=9000))
     [case], _ = files.read([saved(tmp_path, content=json.dumps(made.to_json()))])
     assert case.peaks["device"] == 9000  # 8192 by cudaMemGetInfo
 
