@@ -38,7 +38,7 @@ class StageMemory:
     @property
     def beyond_bytes(self) -> int | None:
         """Used memory beyond PyTorch's segments; None if unknown."""
-        used = self.nvml_bytes if self.driver_bytes is None else self.driver_bytes
+        used = self.driver_bytes if self.nvml_bytes is None else self.nvml_bytes
         return None if used is None else used - self.reserved_bytes
 
 
