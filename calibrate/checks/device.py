@@ -11,8 +11,8 @@ the tracer does not list; the jobs of calibrate/checks/device.json, explained al
 device_further.json, of other models and recipes, only their peaks; the programs of calibrate/checks/programs/, as users
 write them; five of the first jobs once more; for two jobs the smallest capacity at which they survive; and one job that
 must run out of memory.
-Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the five
-smallest memory histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
+Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the memory
+histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
 profiles/pages/device_<gpu>.md, or to device.md in that other place.
 What is already there is not measured again. Nothing leaves this machine.
 """
@@ -60,13 +60,13 @@ OTHERS = (
     ("varied_steps", "expandable_segments:True"), ("own_loop", "adafactor", "3", "700"),
     ("own_loop", "contrastive", "6", "333"), ("compiled", "eager"))
 """Programs of calibrate/checks/programs/, each with its arguments. A setting of the allocator among them is set in its
-environment. The first have the GPU for themselves, because NVML counts the memory of the whole GPU."""
+environment. Those of ``ALONE`` have the GPU for themselves, because NVML counts the memory of the whole GPU."""
 AT_ONCE = 4
 """Number of the others that run at a time."""
 FILES = "device"
 """Name of the directory that holds the measurements."""
-AGAIN, HISTORIES = 5, 5
-"""Number of jobs that are measured twice, and number of memory histories of a real GPU that are kept."""
+AGAIN = 5
+"""Number of jobs that are measured twice."""
 LIMITED = (
     {"model": "grouped-2-2", "per_device_train_batch_size": 4, "sequence_length": 1024, "zero_stage": 2,
      "data_parallel_size": 8, "rank": 7},
@@ -118,15 +118,16 @@ class Campaign:
         self._calibrate(self._list, "jobs.jsonl", "--snapshots", str(self._file("histories")))
 
     def _alone(self) -> None:
-        self._append("programs.jsonl", ALONE, self._program)
+        """Programs that measure the memory of the whole GPU."""
+        self._append("programs.jsonl", ALONE, self._program, at_once=1)
 
     def _others(self) -> None:
         """Jobs and programs of which only PyTorch's own counters matter, several at a time."""
         self._append("programs.jsonl", OTHERS, self._program)
         self._append("further.jsonl", listed(str(FURTHER)), self._peaks)
 
-    def _append(self, name: str, tasks: Iterable[Any], measured: Callable[[Any], dict]) -> None:
-        """Appends a row for each task that has none yet. Tasks of :data:`OTHERS` run several at a time."""
+    def _append(self, name: str, tasks: Iterable[Any], measured: Callable[[Any], dict], at_once: int = AT_ONCE) -> None:
+        """Appends a row for each task that has none yet: what was measured, or only ``error``."""
         path = self._file(name)
         known = [row["task"] for row in lines(path)]
         missing = [task for task in json.loads(json.dumps(list(tasks))) if task not in known]
@@ -139,7 +140,7 @@ class Campaign:
             except InputError as error:
                 return {"error": str(error)}
 
-        with ThreadPoolExecutor(1 if tasks is ALONE else AT_ONCE) as pool:
+        with ThreadPoolExecutor(at_once) as pool:
             for task, answer in zip(missing, pool.map(row, missing)):
                 if answer is not None:
                     append(path, {"task": task, "date": date.today().isoformat(), **answer})
@@ -175,7 +176,7 @@ class Campaign:
             raise SystemExit(code)
 
     def _replays(self) -> None:
-        """Replays each history through the simulated allocator, then deletes all but the smallest histories."""
+        """Replays each history through the simulated allocator, then deletes those of an emulated GPU."""
         path = self._file("replays.jsonl")
         known = {row["id"] for row in lines(path)}
         files = sorted(self._file("histories").glob("*.pickle.gz"), key=lambda file: file.stat().st_size)
@@ -183,7 +184,7 @@ class Campaign:
             name = file.name.removesuffix(".pickle.gz")
             if name not in known:
                 append(path, {"id": name, **replayed(file)})
-        for file in files[HISTORIES if self._is_real else 0:]:
+        for file in () if self._is_real else files:
             file.unlink()
 
     def _limits(self) -> None:

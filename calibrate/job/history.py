@@ -39,6 +39,8 @@ INSIDE = "+"
 """Prefix of the allocator's metadata text while a module runs. The module's path may be empty."""
 write_metadata: Callable[[str], None] = getattr(torch.cuda.memory, "_set_memory_metadata", lambda text: None)
 """Sets the allocator's metadata text. PyTorch 2.8 has none: there a history does not name modules."""
+
+
 @dataclass(frozen=True)
 class Site:
     """The code that ran when a block was allocated.
@@ -260,9 +262,8 @@ def _operator(path: tuple) -> tuple[str, int | None, bool]:
         name = names[last + 1]
     else:
         names = [name for name in names if name != DISPATCHED]
-        name = next((name for name in names if not _is_composite(name)), names[-1] if names else "")
-        if not names and nodes:
-            name = nodes[-1].name.removeprefix(EVALUATE)
+        outside = nodes[-1].name.removeprefix(EVALUATE) if nodes else ""
+        name = next((name for name in names if not _is_composite(name)), names[-1] if names else outside)
     return name, nodes[-1].extra_fields.sequence_number if nodes else None, len(nodes) > 1
 
 

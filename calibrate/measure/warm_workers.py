@@ -155,8 +155,9 @@ def _works_in_a_fork() -> bool:
     process = os.fork()
     if not process:
         try:
-            torch_cuda = importlib.import_module("torch.cuda")
-            torch_cuda.synchronize()
+            import torch
+
+            torch.cuda.synchronize()
             os._exit(0)
         except BaseException:
             os._exit(1)

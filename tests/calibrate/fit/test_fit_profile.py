@@ -44,8 +44,8 @@ def row(job: dict, role: str = "fit", group: str = "shape", truth: Profile | Non
               for w in (truth.workspaces if truth else ())
               for call, count in calls(workload)[w.operator].items()]
     used = peaks.reserved_bytes + (truth.runtime.fixed_bytes if truth else 0)
-    measured = replace(bare.record.job, moments=moments, memory_stats={f"reserved_bytes.all.{when}": peaks.reserved_bytes for when in ("peak", "current")},
-                       nvml_used_bytes=used, device_used_bytes=used)
+    held = {f"reserved_bytes.all.{when}": peaks.reserved_bytes for when in ("peak", "current")}
+    measured = replace(bare.record.job, moments=moments, memory_stats=held, device_used_bytes=used)
     predicted = small_jobs.record(predicted="something").predicted
     return replace(bare, record=replace(bare.record, job=measured, predicted=predicted), workspaces=tuple(extras))
 
