@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrate.checks import measured_peaks
 from calibrate.checks.results_file import lines
 from calibrate.probes.libraries import Libraries
 from calibrate.probes.operators import OperatorMeasurement, Operators, peak
@@ -41,7 +42,7 @@ def page_of(gpu: str, directory: Path) -> str:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
     missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
     parts = [HEAD.format(gpu=gpu, directory="/".join(directory.parts[-2:]), missing=missing)]
-    for section in (jobs, again, limits, too_large, replays, library_uses, operator_calls):
+    for section in (jobs, further, again, limits, too_large, replays, library_uses, operator_calls):
         parts += section(directory)
     return "\n".join(parts) + "\n"
 
@@ -96,6 +97,33 @@ def jobs(directory: Path) -> Iterator[str]:
         yield _row(counter, *(f"{sum(errors) / len(errors):.4%} ({max(errors):.4%}), {len(errors)}"
                               if (errors := of_pair.get(pair)) else "" for pair in PAIRS))
     yield ""
+
+
+def further(directory: Path) -> Iterator[str]:
+    """Peaks of jobs and programs that did not serve to find causes, measured on both sides."""
+    for name, title in (("further", "Other models and recipes"), ("programs", "Programs as users write them")):
+        device, emulated = ({json.dumps(row["task"]): row for row in lines(directory / f"{side}-{name}.jsonl")
+                             if "requested_bytes" in row} for side in SIDES)
+        tasks = list(dict.fromkeys((*device, *emulated)))
+        if tasks:
+            yield f"## {title}\n"
+            yield _header("job", *(cell for counter in measured_peaks.COUNTERS
+                                   for cell in (f"{counter}: device, MiB", "emulated less device, bytes")))
+            for task in tasks:
+                sides = [[of.get(task, {}).get(f"{counter}_bytes") for of in (device, emulated)]
+                         for counter in measured_peaks.COUNTERS]
+                yield _row(_task(json.loads(task)), *(cell for on_device, on_emulated in sides
+                                                      for cell in (_mib(on_device), _less(on_emulated, on_device))))
+            yield ""
+
+
+def _task(task: Mapping[str, Any] | Sequence[str]) -> str:
+    """A job's group, model and shape, or a program with its arguments."""
+    if not isinstance(task, Mapping):
+        return " ".join(task)
+    job = task["job"]
+    batch = job.get("per_device_train_batch_size") or job.get("per_device_eval_batch_size")
+    return f"{task['group']}: {job['model']}, {batch} x {job['sequence_length']}"
 
 
 def _peaks(counter: str, device: Comparison | None, emulated: Comparison | None) -> Peaks:

@@ -28,12 +28,16 @@ def trained(kind: str, batch: int, length: int) -> dict[str, Any]:
     from calibrate.checks.programs import counters
 
     torch.manual_seed(0)
+    model: Any
+    optimizer: torch.optim.Optimizer
     if kind == "adafactor":
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, n_positions=2048)).to("cuda")
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=6, n_positions=2048))
+        model = model.to("cuda")
         optimizer = transformers.Adafactor(model.parameters())
     else:
         text = {"vocab_size": 49408, "max_position_embeddings": 2048, "eos_token_id": 2}
-        model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text)).to("cuda", torch.bfloat16)
+        model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text))
+        model = model.to("cuda", torch.bfloat16)
         optimizer = torch.optim.RAdam(model.parameters())
     for _ in range(STEPS):
         tokens = torch.randint(3, 40000, (batch, length)).to("cuda")

@@ -22,23 +22,15 @@ def shapes() -> Iterator[tuple[int, int]]:
 def trained() -> dict[str, Any]:
     """Trains, and returns the allocated peak and the reserved bytes of each step."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.checks.programs import counters
+    from calibrate.checks.programs import counters, language_model
 
-    config = LlamaConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, num_attention_heads=16,
-                         num_key_value_heads=4, vocab_size=32000)
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = language_model.made(1024, 4096, 6)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     steps = []
     for batch, length in shapes():
         torch.cuda.reset_peak_memory_stats()
-        tokens = torch.randint(0, 32000, (batch, length)).to("cuda")
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        language_model.step(model, optimizer, batch, length)
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats()
         steps.append([batch, length, stats["requested_bytes.all.peak"], stats["allocated_bytes.all.peak"],

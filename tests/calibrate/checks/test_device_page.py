@@ -47,6 +47,23 @@ def test_a_history_that_cannot_be_replayed_is_a_row_that_says_why(tmp_path):
     assert f"| 0a |  |  |  |  | {row['error']} |" in list(device_page.replays(tmp_path))
 
 
+def test_a_further_job_stands_beside_its_emulation(tmp_path):
+    task = {"group": "Liger", "job": {"model": "grouped", "per_device_train_batch_size": 2, "sequence_length": 512}}
+    for side, requested in (("device", MIB), ("emulated", MIB + 12)):
+        peaks = {"requested_bytes": requested, "allocated_bytes": 2 * MIB, "reserved_bytes": 4 * MIB}
+        saved(tmp_path, f"{side}-further.jsonl", {"task": task, **peaks})
+    assert "| Liger: grouped, 2 x 512 | 1.0 | +12 | 2.0 | 0 | 4.0 | 0 |" in list(device_page.further(tmp_path))
+
+
+def test_what_was_measured_before_is_not_measured_again():
+    known = device.PROFILES / "h200" / "device"
+    tasks = [list(task) for task in (*device.ALONE, *device.OTHERS)], device.listed(str(device.FURTHER))
+    for side in device_page.SIDES:
+        for name, expected in zip(("programs", "further"), tasks):
+            assert [task for task in expected if task not in
+                    [row["task"] for row in device.lines(known / f"{side}-{name}.jsonl")]] == []
+
+
 def test_a_side_that_was_not_measured_is_said(tmp_path):
     saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (StageMemory("before", 0, None, 0),)))
     assert "Nothing was measured on a real GPU yet." in device_page.page_of("h200", tmp_path)
