@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.checks.results_file import bar
-from calibrate.measure.measure import measure
+from calibrate.measure.measure import measure_only
 from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact, files
 from calibrate.regression.cases import Case
@@ -22,7 +22,7 @@ def measured(job: Mapping[str, Any], device: MeasuredOn = MeasuredOn.EMULATED) -
     workload, events = compact.workload_of(job)
     if device is MeasuredOn.DEVICE:
         workload = workload.replace(capacity_bytes=None)
-    record = measure(workload, events=events, device=device, predicts=False)
+    record = measure_only(workload, device=device, events=events)
     return {
         "measured_on": record.job.measured_on.value, "date": record.job.finished_at[:10], "rank": record.rank,
         "software": {name: record.job.software[name] for name in ("torch", "transformers", "deepspeed")},

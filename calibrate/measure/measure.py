@@ -45,7 +45,7 @@ def default_device() -> MeasuredOn:
 
 def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: str | None = None,
             events: str = "immediate", verbose: bool = False, command: Sequence[str] = (),
-            inject: Injection | None = None, predicts: bool = True) -> Record:
+            inject: Injection | None = None) -> Record:
     """Run one workload for three steps and record what PyTorch's allocator counted.
 
     It runs in the interpreter in which models are traced (:data:`predictor.formula.interpreter.CHOSEN`), with the
@@ -61,12 +61,25 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
         verbose: show the job's own output, on stderr.
         command: the words of the command line, for the record.
         inject: differences to inject into the emulated GPU. The record lists them.
-        predicts: the record also holds the predicted requested bytes, which may take a trace.
 
     Raises:
         InputError: the workload cannot be run here, or the job failed for another reason than GPU memory.
     """
-    device = device or default_device()
+    workload, record = _measured(workload, device or default_device(), snapshot, events, verbose, command, inject)
+    try:
+        return replace(record, predicted=job_prediction.predict_requested(_on_its_gpu(workload, record.job), record.rank))
+    except InputError as error:
+        return replace(record, not_predicted=str(error))
+
+
+def measure_only(workload: Workload, *, device: MeasuredOn, events: str = "immediate") -> Record:
+    """Like :func:`measure`, without a prediction in the record, which may take a trace."""
+    return _measured(workload, device, None, events, False, (), None)[1]
+
+
+def _measured(workload: Workload, device: MeasuredOn, snapshot: str | None, events: str, verbose: bool,
+              command: Sequence[str], inject: Injection | None) -> tuple[Workload, Record]:
+    """The workload as it ran, and its record without a prediction."""
     whole = resolve(workload).workload
     workload = workload.replace(images_per_sample=whole.images_per_sample)
     if whole.gradient_checkpointing != workload.gradient_checkpointing:  # a model from the user's own code has none
@@ -92,16 +105,10 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     if job.measured_on is not device:
         raise InputError("this shell runs on an emulated GPU, which hides the real one: "
                          "start the measurement from an ordinary shell")
-    record = Record(
+    return workload, Record(
         schema_version=SCHEMA_VERSION, peakcast_version=VERSION, workload=workload.resolved(), rank=rank,
         rank_chosen_by=chosen_by, job=job, command=tuple(command), snapshot=snapshot, predicted=None,
         not_predicted=None)
-    if not predicts:
-        return record
-    try:
-        return replace(record, predicted=job_prediction.predict_requested(_on_its_gpu(workload, job), rank))
-    except InputError as error:
-        return replace(record, not_predicted=str(error))
 
 
 def _on_its_gpu(workload: Workload, job: MeasuredJob) -> Workload:
