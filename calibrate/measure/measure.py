@@ -67,7 +67,8 @@ def measure(workload: Workload, *, device: MeasuredOn | None = None, snapshot: s
     """
     workload, record = _measured(workload, device or default_device(), snapshot, events, verbose, command, inject)
     try:
-        return replace(record, predicted=job_prediction.predict_requested(_on_its_gpu(workload, record.job), record.rank))
+        predicted = job_prediction.predict_requested(_on_its_gpu(workload, record.job), record.rank)
+        return replace(record, predicted=predicted)
     except InputError as error:
         return replace(record, not_predicted=str(error))
 
