@@ -73,6 +73,12 @@ def _masked_select(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     return [_count(twins, mask, torch.broadcast_shapes(tensor.shape, mask.shape))]
 
 
+def _masked_scatter_backward(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
+    """It selects from the gradient (TensorAdvancedIndexing.cpp, masked_scatter_backward)."""
+    gradient, mask = _arguments(args, kwargs, "grad_output", "mask")
+    return _masked_select(twins, (gradient, mask), {})
+
+
 def _repeat_interleave(twins: Any, args: tuple, kwargs: dict) -> ReadBacks:
     repeats = _known(twins, args[0])
     total = 0 if repeats is None else int(repeats.sum())
@@ -123,6 +129,7 @@ READ_BACKS: dict[str, Callable[[Any, tuple, dict], ReadBacks]] = {
     "_unsafe_index": _index,
     "_unsafe_index_put": _index,
     "masked_select": _masked_select,
+    "masked_scatter_backward": _masked_scatter_backward,
     "repeat_interleave": _repeat_interleave,
     "_unique2": _unique,
     "unique_consecutive": _unique_consecutive,

@@ -157,7 +157,8 @@ const WORKSPACES = {
     const small = floorDiv(rows, groups) <= 128 || columns <= 128;
     return gpu.multiprocessors * (gpu.major === 9 ? 512 : gpu.major === 10 ? (small ? 5376 : 5888) : 0);
   },
-  cudnn_backward: (gpu, batch, heads, sequence, width) => FP32 * batch * heads * sequence * (width + 1),
+  cudnn_backward: (gpu, batch, heads, sequence, width, sharedKeys = 0) =>
+    FP32 * batch * heads * sequence * (width + 1) + 2 * 2 * batch * heads * sharedKeys * width,
   flash_softmax_sum: (gpu, batch, heads, sequence) => FP32 * batch * heads * roundUp(sequence, 128),
   flash_dq_accumulator: (gpu, batch, heads, sequence, width) =>
     FP32 * batch * heads * roundUp(sequence, 128) * flashWidth(width),

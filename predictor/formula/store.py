@@ -25,7 +25,7 @@ from predictor.model.lora import Adapters
 from predictor.model.quantization import Quantized
 from predictor.workload.generation import Generation
 
-TRACER_VERSION = 4
+TRACER_VERSION = 5
 """Increased whenever the same workload would trace differently. Cached formulas of older versions are then unused."""
 
 

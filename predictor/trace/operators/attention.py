@@ -24,7 +24,9 @@ def cudnn_forward(call: Call) -> None:
 
 def cudnn_backward(call: Call) -> None:
     """The workspace of cuDNN's graph (ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop)."""
-    call.results_and_temporaries(("cudnn_backward", attention_dimensions(call.args[1])))
+    query, key = call.args[1:3]
+    shared = (key.shape[2],) if key.shape[1] < query.shape[1] else ()
+    call.results_and_temporaries(("cudnn_backward", (*attention_dimensions(query), *shared)))
 
 
 def flash_forward(call: Call) -> None:

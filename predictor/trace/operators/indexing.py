@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
+from predictor.events.workspaces import INT64
 from predictor.trace.operators.call import Call, copies, cub, cub_row, cuda, has, nbytes
 
 FEW_ROWS = 10
@@ -60,28 +63,35 @@ def masked_scatter(call: Call) -> None:
 
 
 def masked_scatter_backward(call: Call) -> None:
-    """``masked_select``, then a copy that is padded to the full size (ATen/native/TensorAdvancedIndexing.cpp)."""
-    gradient = call.args[0]
-    mask = call.allocate(gradient.numel())
-    count = call.allocate(4)
-    call.temporaries(("cub_count", ()))
-    call.temporaries(cub("cub_select", gradient.numel()))
-    call.free(count)
-    call.free(mask)
-    selected = call.allocate(nbytes(call.out[0]))
+    """``masked_select``: the positions of the mask's true values, then what is at them (ATen/native/
+    TensorAdvancedIndexing.cpp). The mask selects as many elements as the source had, as transformers makes sure."""
+    _, mask = torch.broadcast_tensors(*call.args[:2])
+    copied = [call.allocate(size) for size in copies(mask)]
+    with _counted(call, mask):
+        positions = call.allocate(INT64 * mask.dim() * call.out[0].numel())
+    call.release(copied)
     call.results()
-    call.free(selected)
+    call.free(positions)
 
 
 def nonzero(call: Call) -> None:
-    """A copy of an input that is not contiguous. Nonzero elements are counted, then selected (ATen/native/cuda/
-    Nonzero.cu, nonzero_cuda_out_impl)."""
+    """A copy of an input that is not contiguous, then the positions."""
     source = call.args[0]
     copied = [call.allocate(size) for size in copies(source)]
+    with _counted(call, source):
+        call.results()
+    call.release(copied)
+
+
+@contextmanager
+def _counted(call: Call, source: torch.Tensor) -> Iterator[None]:
+    """Elements that are not zero are counted before, and selected after, the block that allocates their positions
+    (ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl)."""
     count = call.allocate(4)
     call.temporaries(("cub_sum", (source.numel(),)))
-    call.results_and_temporaries(cub("cub_select", source.numel()))
-    call.release([*copied, count])
+    yield
+    call.temporaries(cub("cub_select", source.numel()))
+    call.free(count)
 
 
 def repeat_interleave(call: Call) -> None:

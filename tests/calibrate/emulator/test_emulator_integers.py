@@ -24,6 +24,7 @@ EXPRESSIONS = {
     "floats by no mask at all": "f[x > 99].shape",
     "masked_select": "[torch.masked_select(x, x > 3), torch.masked_select(f, x[0] > 1).shape]",
     "masked_scatter": "x.masked_scatter(x > 7, torch.full((9,), -1, device=d))",
+    "gradient of masked_scatter's source": "torch.ops.aten.masked_scatter_backward(x, x > 7, [2, 6])",
     "assignment by a mask": "x.index_put((x > 7,), torch.tensor(1, device=d))",
     "assignment in place": "assign(x.clone())",
     "writes through views": "views(x.clone())",

@@ -102,6 +102,11 @@ def convolution(bias, channels_last=True):
                                              [1, 1], False, [0, 0], 1, [False, True, bias])
 
 
+def masked_scatter_backward(*shape):
+    mask, gradient = _side.zeros(*shape) == 0, empty(*shape[:-1], 64)
+    return lambda: aten.masked_scatter_backward(gradient, mask, [gradient.numel()])
+
+
 def in_layout(layout, *shape, dtype=torch.bfloat16):
     made = empty(*shape, dtype=dtype)
     if layout == "last":
@@ -302,6 +307,8 @@ def _of_reductions():
     rows, flags = empty(5000, 64), empty(5000, 64, dtype=torch.bool)
     return {
         "masked_scatter": lambda: rows.masked_scatter(flags, rows),
+        **{f"masked_scatter backward{name}": masked_scatter_backward(*shape) for name, shape in {
+            "": (5000, 64), ", three dimensions": (2, 300, 64), ", a value for each token": (2, 300, 1)}.items()},
         "sum of columns": lambda: rows.sum(0),
         "sum of all": lambda: rows.sum(),
         "sum of long rows": lambda: empty(2, 1_000_000).sum(-1),
