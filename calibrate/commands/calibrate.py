@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
 from predictor.common.errors import InputError
+from predictor.common.files import write_whole
 from predictor.common.streams import say
 from predictor.common.suggestions import quoted
 from predictor.report.console import WIDTH, console
@@ -31,6 +32,7 @@ EXAMPLES = """examples:
   peakcast calibrate --device cuda --gpu h100-80gb --plan-only
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --records runs/*.json
   peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --jobs-from jobs.json --snapshots histories
+  peakcast calibrate --device cuda --gpu h100-80gb -o h100.json --refit --snapshots histories --force
   torchrun --nnodes 2 --nproc-per-node 8 ... --no-python peakcast calibrate --device cuda --gpu h100-80gb -o h100.json
 
 Each job is three training steps of a shallow model of full width, in a process of its own; a few are whole models.
@@ -66,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "and software: they join the held-out jobs, which give the intervals")
     extent.add_argument("--plan-only", action="store_true", help="show the jobs and how long they take; run nothing")
     extent.add_argument("--retry-failed", action="store_true", help="run failed jobs again")
+    extent.add_argument("--refit", action="store_true",
+                        help="measure nothing: explain the memory histories in --snapshots with this release, and fit "
+                             "them. After an update no GPU is needed")
     group = parser.add_argument_group("output")
     group.add_argument("-o", "--output", metavar="FILE", help="the profile, a JSON file")
     group.add_argument("--measurements", metavar="FILE",
@@ -107,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = arguments.measurements or str(Path(arguments.output).with_suffix(".jsonl"))
     output.check_different(arguments.output, path, "-o and --measurements" if arguments.measurements else
                            "-o and --measurements (not given: as -o, ending in .jsonl)")
-    rows, left = _measured(arguments, asked, path)
+    rows, left = (_explained(arguments, asked, path), 0) if arguments.refit else _measured(arguments, asked, path)
     result = _fitted(arguments.output, asked, rows, path, left)
     from calibrate.report import calibrate as report
 
@@ -154,7 +159,8 @@ def _where(arguments: argparse.Namespace) -> MeasuringDevice:
         raise InputError(str(error).removesuffix("; or give capacity_bytes")) from None
     if device is MeasuredOn.DEVICE and arguments.inject:
         raise InputError("nothing can be injected into a real GPU: --inject needs --device emulated")
-    if device is MeasuredOn.DEVICE and not arguments.plan_only and not has_real_driver():
+    measures = not (arguments.plan_only or arguments.refit)
+    if device is MeasuredOn.DEVICE and measures and not has_real_driver():
         raise InputError("this machine has no NVIDIA driver: run this where the GPU is, or add --device emulated")
     return MeasuringDevice(gpu, device, arguments.events,
                            Injection.from_words(arguments.inject) if arguments.inject else None, arguments.snapshots)
@@ -199,6 +205,23 @@ def _measured(arguments: argparse.Namespace, asked: _Asked, path: str) -> tuple[
         measured = store.rows
     consistency.check_rows(measured, asked.where, path)
     return measured, left
+
+
+def _explained(arguments: argparse.Namespace, asked: _Asked, path: str) -> list[Row]:
+    """Explains the kept histories of the rows of ``path`` with this release. Returns the rows, and keeps them there."""
+    if arguments.snapshots is None:
+        raise InputError("--refit explains the memory histories of a campaign: say where they are with --snapshots")
+    from rich.progress import track
+
+    from calibrate.campaign import consistency, measured_job, rows
+
+    directory = Path(arguments.snapshots)
+    measured = track(rows.read(path), "Explaining", console=console(sys.stderr, None), transient=True,
+                     disable=not sys.stderr.isatty())
+    explained = [measured_job.explained_again(row, directory) for row in measured]
+    consistency.check_rows(explained, asked.where, path)
+    write_whole(path, b"".join(map(rows.to_line, explained)))
+    return explained
 
 
 def _measure(asked: _Asked, store: Store) -> int:

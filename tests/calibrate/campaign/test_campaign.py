@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from calibrate.campaign import measured_job, rows, run
 from calibrate.campaign.design import Job
 from calibrate.campaign.rows import Row, Workspace, opened, read
 from calibrate.measure.device_choice import MeasuringDevice
-from calibrate.records.record import MeasuredOn
+from calibrate.records.record import MeasuredOn, Peak, Predicted
 from predictor import snapshot
 from predictor.common.errors import InputError
 from predictor.events.events import Moment
@@ -258,3 +259,12 @@ def test_a_history_is_kept_under_the_jobs_id_and_replays(tmp_path):
     found = measured_job.row_of(job, MeasuringDevice("h100-80gb", MeasuredOn.EMULATED, snapshots=str(tmp_path / "kept")))
     assert found.record.snapshot == f"{job.id}.pickle.gz"
     assert replay(snapshot.read(tmp_path / "kept" / found.record.snapshot)).agrees
+    earlier = replace(found, unexplained_bytes=None, record=replace(found.record, peakcast_version="0.1.0"))
+    assert measured_job.explained_again(earlier, tmp_path / "kept") == found
+
+
+def test_a_job_whose_history_was_not_kept_cannot_be_explained_again(tmp_path):
+    row = Row("7", "fit", "shape", {}, small_jobs.record(predicted=Predicted(Peak(1, Moment.FORWARD, 0), ()),
+                                                         not_predicted=None))
+    with pytest.raises(InputError, match="job 7 was measured without --snapshots"):
+        measured_job.explained_again(row, tmp_path)

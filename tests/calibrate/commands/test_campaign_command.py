@@ -97,6 +97,18 @@ def test_a_finished_campaign_is_only_fitted_again(fake, tmp_path, capsys):
     assert "6 were measured before" in capsys.readouterr().err
 
 
+def test_a_campaign_is_explained_and_fitted_again_without_a_gpu(fake, monkeypatch, tmp_path, capsys):
+    words = [*WORDS, "--jobs", "1", "-o", str(tmp_path / "p.json")]
+    assert main(words) == 0
+    monkeypatch.setattr("calibrate.campaign.measured_job.explained_again",
+                        lambda row, directory: replace(row, unexplained_bytes=len(directory.name)))
+    assert main([*words, "--device", "cuda", "--refit", "--snapshots", "four", "--force"]) == 2
+    assert "was measured with device emulated, and this is device" in capsys.readouterr().err
+    assert main([*words, "--refit", "--snapshots", "four", "--force"]) == 0
+    assert {row.unexplained_bytes for row in read(tmp_path / "p.jsonl")} == {4}
+    assert "--snapshots" in error_of(capsys, "--refit", "--force", "-o", str(tmp_path / "p.json"))
+
+
 @pytest.fixture
 def trained(tmp_path) -> str:
     """A record of a training."""
