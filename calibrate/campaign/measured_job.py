@@ -50,10 +50,28 @@ def _measured(row: Row, workload: Workload, where: MeasuringDevice) -> Row:
         row = replace(row, record=named_record, failed=_out_of_memory(record))
         if record.predicted is None:
             return row
-        prepared = _prepared(workload.replace(rank=record.rank))
-        assert prepared is not None  # the record has a prediction
-        return explained(row, attribute(from_snapshot(snapshot.read(history)),
-                                        from_run(prepared.run(workload.capacity))))
+        return _explained_by(row, history, workload.replace(rank=record.rank))
+
+
+def explained_again(row: Row, directory: Path) -> Row:
+    """The row of an earlier release, with the differences between its kept history and this release's prediction.
+
+    Raises:
+        InputError: the history is not in the directory, cannot be read, or the job has no prediction any more.
+    """
+    record = row.record
+    if record is None or record.predicted is None:
+        return row
+    if record.snapshot is None:
+        raise InputError(f"job {row.id} was measured without --snapshots: there is no memory history to explain")
+    row = replace(row, record=replace(record, peakcast_version=VERSION))
+    return _explained_by(row, directory / record.snapshot, row.workload().replace(profile="none"))
+
+
+def _explained_by(row: Row, history: str | Path, workload: Workload) -> Row:
+    """The row with the differences between a history and the prediction of its workload."""
+    return explained(row, attribute(from_snapshot(snapshot.read(history)),
+                                    from_run(dispatch.prepare(workload).run(workload.capacity))))
 
 
 def explained_again(row: Row, directory: Path) -> Row:

@@ -211,6 +211,8 @@ def _explained(arguments: argparse.Namespace, asked: _Asked, path: str) -> list[
     """Explains the kept histories of the rows of ``path`` with this release. Returns the rows, and keeps them there."""
     if arguments.snapshots is None:
         raise InputError("--refit explains the memory histories of a campaign: say where they are with --snapshots")
+    if arguments.records or arguments.retry_failed:
+        raise InputError("--refit measures and adds nothing: leave out --records and --retry-failed")
     from rich.progress import track
 
     from calibrate.campaign import consistency, measured_job, rows

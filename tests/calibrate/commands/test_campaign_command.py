@@ -107,6 +107,7 @@ def test_a_campaign_is_explained_and_fitted_again_without_a_gpu(fake, monkeypatc
     assert main([*words, "--refit", "--snapshots", "four", "--force"]) == 0
     assert {row.unexplained_bytes for row in read(tmp_path / "p.jsonl")} == {4}
     assert "--snapshots" in error_of(capsys, "--refit", "--force", "-o", str(tmp_path / "p.json"))
+    assert "leave out --records" in error_of(capsys, *words[5:], "--refit", "--snapshots", "four", "--retry-failed", "--force")
 
 
 @pytest.fixture

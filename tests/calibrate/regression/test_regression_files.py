@@ -71,7 +71,7 @@ def test_the_device_peak_counts_on_a_device_only(tmp_path):
 
     made = replace(made, job=replace(made.job, measured_on=MeasuredOn.DEVICE, device_used_bytes=9000))
     [case], _ = files.read([saved(tmp_path, content=json.dumps(made.to_json()))])
-    assert case.peaks["device"] == 9000  # 8192 by cudaMemGetInfo
+    assert case.peaks["device"] == 9000
 
 
 def test_a_job_that_ran_out_of_memory_did_not_survive(tmp_path):
