@@ -74,23 +74,6 @@ def _explained_by(row: Row, history: str | Path, workload: Workload) -> Row:
                                     from_run(dispatch.prepare(workload).run(workload.capacity))))
 
 
-def explained_again(row: Row, directory: Path) -> Row:
-    """The row of an earlier release, with the differences between its kept history and this release's prediction.
-
-    Raises:
-        InputError: the history is not in the directory, cannot be read, or the job has no prediction any more.
-    """
-    record = row.record
-    if record is None or record.predicted is None:
-        return row
-    if record.snapshot is None:
-        raise InputError(f"job {row.id} was measured without --snapshots: there is no memory history to explain")
-    row = replace(row, record=replace(record, peakcast_version=VERSION))
-    workload = row.workload().replace(profile="none")
-    return explained(row, attribute(from_snapshot(snapshot.read(directory / record.snapshot)),
-                                    from_run(dispatch.prepare(workload).run(workload.capacity))))
-
-
 def _keep(history: str, directory: Path, name: str) -> str:
     """Compresses the history into the directory, under the job's id, and returns the name of the file."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
     grouped = [(job.workload.data_parallel_size, job.runtime_bytes) for job in jobs
                if job.runtime_bytes is not None and job.communicates]
     if not alone and not grouped or np.median(alone or [size for _, size in grouped]) < NOTHING_BYTES:
-        return Runtime(ASSUMED_RUNTIME_BYTES, 0, 0, None, "assumed", SOURCE)
+        return Runtime(ASSUMED_RUNTIME_BYTES, 0, 0, None, "assumed", SOURCE, has_communicators=False)
     fixed = float(np.median(alone)) if alone else 0.0
     source = f"used memory (cudaMemGetInfo) less PyTorch's segments in {len(alone) + len(grouped)} jobs"
     once, each = 0.0, 0.0
@@ -41,7 +41,7 @@ def fit_runtime(jobs: Sequence[MeasuredJob], measured_on: str) -> Runtime:
     left = [size - fixed for size in alone]
     left += [size - fixed - once - each * ranks for ranks, size in grouped]
     error = TO_DEVIATION * float(np.median(np.abs(left)))
-    return Runtime(round(fixed), round(once), round(each), error, measured_on, source)
+    return Runtime(round(fixed), round(once), round(each), error, measured_on, source, bool(grouped))
 
 
 def _communicators(grouped: np.ndarray, fixed: float) -> tuple[float, float, str]:

@@ -249,9 +249,17 @@ def _provenance(job: Job, reserved: Reserved) -> dict:
             "runtime_bytes": margin.runtime_high, "formula": job.formula.provenance,
             "measured_on": profile["measured_on"] if profile else "assumed",
             "runtime": {"low_bytes": margin.runtime_low, "high_bytes": margin.runtime_high,
-                        "measured_on": job.profile.profile.runtime.measured_on if job.profile else "assumed",
-                        "communicators": job.communicators},
+                        "communicators": job.communicators, **_runtime_measured(job)},
             "completion_orders": orders}
+
+
+def _runtime_measured(job: Job) -> Mapping[str, str]:
+    """Where the memory outside PyTorch's allocator was measured, and that of the communicators, if there are any."""
+    runtime = job.profile.profile.runtime if job.profile else None
+    measured_on = runtime.measured_on if runtime else "assumed"
+    alone = runtime and not runtime.has_communicators
+    return {"measured_on": measured_on,
+            "communicators_measured_on": "assumed" if alone and job.communicators else measured_on}
 
 
 def _answered_by(formula: Mapping[str, Any]) -> str:

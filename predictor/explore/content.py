@@ -28,7 +28,7 @@ from predictor.profile.profile import EXTRAPOLATION, EXTRAPOLATION_FACTOR, Choic
 from predictor.profile.reach import OTHER_VERSION, reaches, versions_of
 from predictor.report.svg import COLOURS
 from predictor.report.timeline_columns import STACK
-from predictor.report.verdict import RUNTIME_MEASURED
+from predictor.report.verdict import ASSUMED, how_known
 from predictor.version import VERSION
 from predictor.workload.workload import Workload
 
@@ -249,9 +249,17 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
             "shared_memory_block_bytes": gpu.shared_memory_block_bytes, "backend": settings.backends[name],
             "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),
             "runtime": _runtime(settings, name),
-            "runtime_measured": RUNTIME_MEASURED[chosen.profile.runtime.measured_on if chosen else "assumed"],
+            "outside_pytorch": _outside_pytorch(chosen),
             "profile": chosen and _calibration(settings, name, chosen, loop)})
     return gpus
+
+
+def _outside_pytorch(chosen: Choice | None) -> str:
+    """How the memory outside PyTorch's allocator is known."""
+    if chosen is None:
+        return how_known(ASSUMED, ASSUMED)
+    runtime = chosen.profile.runtime
+    return how_known(runtime.measured_on, runtime.measured_on if runtime.has_communicators else ASSUMED)
 
 
 def _runtime(settings: Settings, gpu: str) -> Mapping[str, Mapping[int, Sequence[int]]]:

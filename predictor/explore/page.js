@@ -175,7 +175,7 @@ function writeAnswer(data, setting, found) {
   const meanings = {requested: "what tensors asked for (requested_bytes.all.peak)",
     allocated: "in whole blocks (torch.cuda.max_memory_allocated)",
     reserved: "held by PyTorch (torch.cuda.max_memory_reserved)",
-    device: `what nvidia-smi shows, context and NCCL ${gpu.runtime_measured}`};
+    device: `what nvidia-smi shows, ${gpu.outside_pytorch}`};
   for (const name of ["allocated", "reserved"])
     if (answer.peak[`${name}_rank`] !== answer.peak.rank) meanings[name] += ` on rank ${answer.peak[`${name}_rank`]}`;
   rows("peaks", null, Object.entries(meanings).map(([name, meaning]) => [name, boundText(answer, name),

@@ -69,6 +69,7 @@ class Runtime:
         standard_error: standard error of one prediction, in bytes; None where the values are assumed.
         measured_on: ``device``, ``emulated`` or ``assumed``.
         source: where an assumed value comes from.
+        has_communicators: whether NCCL's communicators were measured. Otherwise they are assumed beside the rest.
     """
 
     fixed_bytes: int
@@ -77,6 +78,7 @@ class Runtime:
     standard_error: float | None
     measured_on: str
     source: str
+    has_communicators: bool = True
 
     def bytes(self, ranks: int) -> int:
         """Bytes with this number of ranks. A single rank creates no communicator."""

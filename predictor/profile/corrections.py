@@ -14,8 +14,8 @@ from predictor.events.calls import OperatorCall, calls
 from predictor.events.events import FACTORS, Buffers, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape
-from predictor.profile.calibration import OperatorWorkspace
-from predictor.profile.outside_pytorch import UNKNOWN_CONTEXT, Range
+from predictor.profile.calibration import OperatorWorkspace, Runtime
+from predictor.profile.outside_pytorch import NOTHING, UNKNOWN_CONTEXT, Outside, Range
 from predictor.profile.profile import Choice
 
 ASSUMED_RUNTIME_BYTES = UNKNOWN_CONTEXT[1]
@@ -71,20 +71,27 @@ class Margin:
         return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
 
 
-def margin(choice: Choice | None, ranks: int, outside: Range) -> Margin:
+def margin(choice: Choice | None, ranks: int, outside: Outside) -> Margin:
     """The margin of a prediction for a number of ranks.
 
     Args:
-        outside: the memory outside PyTorch's allocator that holds unless the profile measured it.
+        outside: the memory outside PyTorch's allocator that is assumed of what the profile did not measure.
     """
     if choice is None:
-        return Margin(outside.low_bytes, outside.high_bytes)
+        return Margin(outside.all.low_bytes, outside.all.high_bytes)
     runtime, intervals = choice.profile.runtime, [(c, choice.interval(c)) for c in choice.profile.residuals]
     relative = tuple((counter, interval) for counter, interval in intervals if interval is not None)
+    bounds = _runtime(runtime, ranks, outside)
+    return Margin(bounds.low_bytes, bounds.high_bytes, relative)
+
+
+def _runtime(runtime: Runtime, ranks: int, outside: Outside) -> Range:
+    """Bounds of the memory outside PyTorch's allocator: measured, with what is assumed of the rest."""
     if runtime.standard_error is None:
-        return Margin(outside.low_bytes, outside.high_bytes, relative)
+        return outside.all
     expected, spread = runtime.bytes(ranks), math.ceil(SURE * runtime.standard_error)
-    return Margin(max(0, expected - spread), expected + spread, relative)
+    measured = Range(max(0, expected - spread), expected + spread)
+    return measured + (NOTHING if runtime.has_communicators else outside.communicators)
 
 
 def coefficients(choice: Choice | None) -> tuple[float, ...] | None:

@@ -39,25 +39,54 @@ class Range:
     low_bytes: int
     high_bytes: int
 
+    def __add__(self, other: Range) -> Range:
+        return Range(self.low_bytes + other.low_bytes, self.high_bytes + other.high_bytes)
 
-def assumed(gpu: Gpu | None, ranks: int, communicators: int) -> Range:
+
+NOTHING = Range(0, 0)
+
+
+@dataclass(frozen=True)
+class Outside:
     """Device memory of one process outside PyTorch's allocator.
+
+    Attributes:
+        context: of the CUDA context and the libraries.
+        communicators: of NCCL.
+    """
+
+    context: Range
+    communicators: Range = NOTHING
+
+    @property
+    def all(self) -> Range:
+        """The two together."""
+        return self.context + self.communicators
+
+
+def assumed(gpu: Gpu | None, ranks: int, communicators: int) -> Outside:
+    """What is assumed where nothing measured it.
 
     Args:
         gpu: None if only its memory is known.
         ranks: number of processes that train together, one on each GPU.
         communicators: NCCL communicators that each of them uses; a single rank uses none.
     """
-    low, high = UNKNOWN_CONTEXT if gpu is None else _context(gpu)
-    if ranks > 1:
-        most = COMMUNICATOR_ON_PCIE if gpu and gpu.compute_capability not in NVLINK else \
-            COMMUNICATOR_OF_TWO if ranks == 2 else COMMUNICATOR_OF_MORE
-        low, high = low + communicators * COMMUNICATOR, high + communicators * most
-    return Range(low, high)
+    return Outside(_context(gpu), _communicators(gpu, ranks, communicators) if ranks > 1 else NOTHING)
 
 
-def _context(gpu: Gpu) -> tuple[int, int]:
+def _context(gpu: Gpu | None) -> Range:
     """Bounds of the context and the libraries."""
+    if gpu is None:
+        return Range(*UNKNOWN_CONTEXT)
     threads = gpu.multiprocessors * gpu.threads_per_multiprocessor
-    low, high = (threads * each + libraries for each, libraries in zip(CONTEXT_PER_THREAD, LIBRARIES))
-    return low, high
+    return Range(*(threads * each + libraries for each, libraries in zip(CONTEXT_PER_THREAD, LIBRARIES)))
+
+
+def _communicators(gpu: Gpu | None, ranks: int, number: int) -> Range:
+    """Bounds of a number of communicators among at least two ranks."""
+    if gpu and gpu.compute_capability not in NVLINK:
+        most = COMMUNICATOR_ON_PCIE
+    else:
+        most = COMMUNICATOR_OF_TWO if ranks == 2 else COMMUNICATOR_OF_MORE
+    return Range(number * COMMUNICATOR, number * most)

@@ -101,7 +101,7 @@ def _runtime(profile: Profile) -> str:
     if runtime.measured_on == "assumed":
         return "Outside PyTorch: not measured; predictions assume a range for the GPU and the engine."
     nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
-        if runtime.nccl_bytes or runtime.nccl_bytes_per_rank else ""
+        if runtime.has_communicators else "; NCCL was not measured, and predictions assume a range for it"
     return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
 
 

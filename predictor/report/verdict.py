@@ -142,15 +142,15 @@ def bounds(prediction: Prediction) -> list[PeakText]:
         ("device", _device(prediction), *_device_meaning(prediction))]
     least = prediction.minimum_capacity_bytes
     if least:
-        meaning = f"the least that a GPU needs, context and NCCL {_runtime_measured(prediction)}"
+        meaning = f"the least that a GPU needs, {_outside(prediction)}"
         rows.append(("capacity", size_text(least), meaning, meaning))
     return [PeakText(*row) for row in rows]
 
 
 def _device(prediction: Prediction) -> str:
-    """The device peak; where its runtime is assumed, only its bounds."""
+    """The device peak; where memory outside PyTorch's allocator is assumed, only its bounds."""
     device = prediction.device
-    if device is None or device.low is None or device.high is None or _runtime_measured(prediction) != ASSUMED:
+    if device is None or device.low is None or device.high is None or ASSUMED not in _outside(prediction):
         return _bound(device)
     return f"{size_text(device.low)} to {size_text(device.high)}"
 
@@ -159,8 +159,8 @@ def _device_meaning(prediction: Prediction) -> tuple[str, str]:
     """What the device peak is, and the same in few words."""
     if prediction.device is None:
         return ("what nvidia-smi shows",) * 2
-    how = _runtime_measured(prediction)
-    return f"what nvidia-smi shows, context and NCCL {how}", f"what nvidia-smi shows, context {how}"
+    known = _outside(prediction)
+    return f"what nvidia-smi shows, {known}", f"what nvidia-smi shows, {known.replace(' and NCCL', '')}"
 
 
 ASSUMED = "assumed"
@@ -168,8 +168,18 @@ RUNTIME_MEASURED = {"device": "as measured", "emulated": "as emulated", "assumed
 """Where the memory outside PyTorch's allocator was measured -> words that follow its name."""
 
 
-def _runtime_measured(prediction: Prediction) -> str:
-    return RUNTIME_MEASURED[prediction.provenance.get("runtime", {}).get("measured_on", "assumed")]
+def how_known(context: str, communicators: str) -> str:
+    """How the memory outside PyTorch's allocator is known, from where the context's and the communicators' was
+    measured (``device``, ``emulated`` or ``assumed``)."""
+    if context == communicators:
+        return f"context and NCCL {RUNTIME_MEASURED[context]}"
+    return f"context {RUNTIME_MEASURED[context]}, NCCL {RUNTIME_MEASURED[communicators]}"
+
+
+def _outside(prediction: Prediction) -> str:
+    runtime = prediction.provenance.get("runtime", {})
+    context = runtime.get("measured_on", "assumed")
+    return how_known(context, runtime.get("communicators_measured_on", context))
 
 
 def _elsewhere(peak: Peak, rank: int) -> str:

@@ -9,4 +9,4 @@ from predictor.workload.engines import communicators
 
 def outside_bytes(engine: str = "torch", ranks: int = 1) -> int:
     """The most that it may be; ``engine`` is a name of ``predictor.workload.engines.ENGINES``."""
-    return outside_pytorch.assumed(gpus.find("h100-80gb"), ranks, communicators(engine, ranks, 1)).high_bytes
+    return outside_pytorch.assumed(gpus.find("h100-80gb"), ranks, communicators(engine, ranks, 1)).all.high_bytes

@@ -36,7 +36,7 @@ def outside_bytes(row: dict) -> int:
 
 
 def assumed(row: dict) -> outside_pytorch.Range:
-    return outside_pytorch.assumed(gpus.find(row["gpu"]), row["ranks"], communicators(row["engine"], row["ranks"], 1))
+    return outside_pytorch.assumed(gpus.find(row["gpu"]), row["ranks"], communicators(row["engine"], row["ranks"], 1)).all
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["thread"])
@@ -54,8 +54,8 @@ def test_the_bounds_are_no_wider_than_a_gib_on_one_gpu():
     ("torch", 1, (0, 0)), ("ddp", 2, (40, 544)), ("ddp", 8, (40, 688)), ("zero2", 8, (80, 1376))])
 def test_each_communicator_of_an_engine_takes_its_share(engine, ranks, expected):
     h100 = gpus.find("h100-80gb")
-    alone = outside_pytorch.assumed(h100, 1, 0)
-    found = outside_pytorch.assumed(h100, ranks, communicators(engine, ranks, 1))
+    alone = outside_pytorch.assumed(h100, 1, 0).all
+    found = outside_pytorch.assumed(h100, ranks, communicators(engine, ranks, 1)).all
     assert (found.low_bytes - alone.low_bytes, found.high_bytes - alone.high_bytes) == tuple(
         mib << 20 for mib in expected)
 
@@ -63,7 +63,7 @@ def test_each_communicator_of_an_engine_takes_its_share(engine, ranks, expected)
 @pytest.mark.parametrize("keys", [{"gpu": "a100-40gb", "profile": "none"}, {"gpu": "h100-80gb"}], ids=["none", "emulated"])
 def test_the_device_peak_has_the_assumed_range_where_no_device_was_seen(keys):
     found = predict(Workload(**JOB, **keys))
-    bounds = outside_pytorch.assumed(gpus.find(keys["gpu"]), 1, 0)
+    bounds = outside_pytorch.assumed(gpus.find(keys["gpu"]), 1, 0).all
     low, high = found.reserved.low or found.reserved.bytes, found.reserved.high or found.reserved.bytes
     assert (found.device.low, found.device.high) == (low + bounds.low_bytes, high + bounds.high_bytes)
     assert found.provenance["runtime"]["measured_on"] == "assumed"

@@ -28,7 +28,7 @@ from predictor.profile.calibration import (
 )
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES, Margin, margin, with_workspaces
 from predictor.profile.job_traits import COUNTERS, traits_of
-from predictor.profile.outside_pytorch import Range
+from predictor.profile.outside_pytorch import Outside, Range
 from predictor.profile.profile import Choice
 from predictor.workload.keys import PINNED
 from predictor.workload.workload import Workload
@@ -79,7 +79,7 @@ def test_the_runtime_grows_with_the_ranks_of_a_communicator():
 def test_the_limits_leave_room_for_runtime_and_residuals():
     profile_ = calibration(runtime=Runtime(1000, 0, 0, 50.0, "device", ""),
                            residuals={"reserved": Interval(-0.5, 0.25, 0.9, 60)})
-    found = margin(Choice(profile_, "p"), 1, Range(0, 7000))
+    found = margin(Choice(profile_, "p"), 1, Outside(Range(0, 7000)))
     assert (found.runtime_low, found.runtime_high) == (900, 1100)
     assert found.limits(11_100) == (8_000, 20_400)
     assert found.capacity(8_000) == 11_100
@@ -92,9 +92,16 @@ def test_an_interval_down_to_nothing_leaves_any_prediction_possible_where_the_ru
 
 
 def test_an_assumed_runtime_has_the_range_of_its_gpu_whatever_the_profile_says():
-    found = margin(Choice(calibration(runtime=Runtime(1000, 0, 0, None, "assumed", "x")), "p"), 1, Range(300, 700))
+    found = margin(Choice(calibration(runtime=Runtime(1000, 0, 0, None, "assumed", "x")), "p"), 1, Outside(Range(300, 700)))
     assert (found.runtime_low, found.runtime_high) == (300, 700)
     assert Margin().limits(ASSUMED_RUNTIME_BYTES + 5) == (5, ASSUMED_RUNTIME_BYTES + 5)
+
+
+@pytest.mark.parametrize("has_communicators, expected", [(True, (900, 1100)), (False, (940, 1788))])
+def test_communicators_that_no_profile_measured_are_assumed(has_communicators, expected):
+    runtime = Runtime(1000, 0, 0, 50.0, "device", "", has_communicators)
+    found = margin(Choice(calibration(runtime=runtime), "p"), 8, Outside(Range(0, 7000), Range(40, 688)))
+    assert (found.runtime_low, found.runtime_high) == expected
 
 
 def test_a_workspace_joins_every_call_of_its_operator_and_nothing_else():
