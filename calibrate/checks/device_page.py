@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from calibrate.checks import measured_peaks
 from calibrate.checks.results_file import lines
+from calibrate.fit.jobs import FIT
 from calibrate.probes.libraries import Libraries
-from calibrate.probes.operators import OperatorMeasurement, Operators, peak
+from calibrate.probes.operators import OperatorMeasurement, Operators, peak, predicted_again
 from calibrate.records import record
 from calibrate.regression import files
 from calibrate.regression.cases import COUNTERS
 from calibrate.regression.compare import Comparison, compare
 from predictor.answer.predict import predict
+from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.common.gpus import Gpu
 from predictor.common.json_dataclasses import from_plain
 from predictor.workload.workload import Workload
 
@@ -42,8 +46,9 @@ def page_of(gpu: str, directory: Path) -> str:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
     missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
     parts = [HEAD.format(gpu=gpu, directory="/".join(directory.parts[-2:]), missing=missing)]
-    for section in (jobs, further, again, limits, too_large, replays, library_uses, operator_calls):
+    for section in (jobs, profiled, further, again, limits, too_large, replays, library_uses):
         parts += section(directory)
+    parts += operator_calls(directory, gpus.find(gpu))
     return "\n".join(parts) + "\n"
 
 
@@ -94,8 +99,34 @@ def jobs(directory: Path) -> Iterator[str]:
     yield "## Mean absolute difference (worst), number of jobs\n"
     yield _header("peak of", *PAIRS)
     for counter, of_pair in errors_of.items():
-        yield _row(counter, *(f"{sum(errors) / len(errors):.4%} ({max(errors):.4%}), {len(errors)}"
-                              if (errors := of_pair.get(pair)) else "" for pair in PAIRS))
+        yield _row(counter, *(f"{_mean(errors)}, {len(errors)}" if (errors := of_pair.get(pair)) else ""
+                              for pair in PAIRS))
+    yield ""
+
+
+def _mean(errors: Sequence[float]) -> str:
+    """The mean of relative errors, and the worst."""
+    return f"{sum(errors) / len(errors):.4%} ({max(errors):.4%})"
+
+
+def profiled(directory: Path) -> Iterator[str]:
+    """Peaks of the jobs that the profile beside the directory was not fitted to, predicted with it."""
+    profile, path = directory.parent / "profile-device.json", directory / "device-jobs.jsonl"
+    if not profile.is_file():
+        return
+    roles = [row["role"] for row in lines(path)]
+    held_out = _compared(path, str(profile), [line for line, role in enumerate(roles, 1) if role != FIT])
+    yield "## Predicted with the profile, for jobs that it was not fitted to\n"
+    titles = [(f"{counter}: device, MiB", "predicted less device, bytes") for counter in COUNTERS]
+    yield _header("job", *(title for pair in titles for title in pair))
+    errors_of: dict[str, list[float]] = {counter: [] for counter in COUNTERS}
+    for name, comparison in held_out.items():
+        pairs = [_peaks(counter, comparison, None) for counter in COUNTERS]
+        yield _row(name, *(cell for peaks in pairs
+                           for cell in (_mib(peaks.device), _less(peaks.predicted, peaks.device))))
+        for errors, peaks in zip(errors_of.values(), pairs):
+            errors += [abs(error) for pair, error in peaks.differences().items() if pair == PAIRS[1]]
+    yield _row("mean (worst)", *(cell for errors in errors_of.values() for cell in ("", _mean(errors))))
     yield ""
 
 
@@ -133,18 +164,21 @@ def _peaks(counter: str, device: Comparison | None, emulated: Comparison | None)
                  predicted)
 
 
-def _compared(path: Path) -> dict[str, Comparison]:
-    """Job name -> comparison. Leaves out jobs that ran out of memory or cannot be predicted."""
+def _compared(path: Path, profile: str = "none", chosen: Collection[int] | None = None) -> dict[str, Comparison]:
+    """Job name -> comparison, sorted by name. Leaves out jobs that ran out of memory or cannot be predicted.
+
+    Args:
+        profile: path of the profile to predict with.
+        chosen: numbers of the lines to compare; None for all.
+    """
     if not path.is_file():
         return {}
-    cases, _ = files.read([path])
     result = {}
-    for case in cases:
-        try:
-            result[case.name] = compare(case)
-        except InputError:
-            continue
-    return result
+    for case in files.read([path])[0]:
+        if chosen is None or case.line in chosen:
+            with suppress(InputError):
+                result[case.name] = compare(case, profile)
+    return dict(sorted(result.items()))
 
 
 def again(directory: Path) -> Iterator[str]:
@@ -228,11 +262,12 @@ def library_uses(directory: Path) -> Iterator[str]:
         yield ""
 
 
-def operator_calls(directory: Path) -> Iterator[str]:
+def operator_calls(directory: Path, gpu: Gpu) -> Iterator[str]:
     """Operator calls whose allocations differ from the tracer's."""
     for side, title in SIDES.items():
         measured = _document(directory / f"{side}-operators.json", Operators, "the operators")
         if measured:
+            measured = predicted_again(measured, gpu)
             ran = [answer for answer in measured.answers if answer.recorded is not None]
             differing = [answer for answer in ran if answer.recorded != answer.predicted]
             yield f"## Single operators on {title}\n"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from calibrate.checks import device, device_page
 from calibrate.probes.libraries import Libraries, StageMemory
-from calibrate.probes.operators import OperatorMeasurement, Operators
+from calibrate.probes.operators import Convolution, OperatorMeasurement, Operators, traced
 from calibrate.records.record import Device
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.json_dataclasses import to_plain
 
 HERE = Device("NVIDIA H200", 1 << 37, (9, 0), 132, "1", None), {"torch": "2.11.0"}
 MIB = 1 << 20
+H200 = gpus.find("h200")
 
 
 def saved(directory, name: str, document) -> None:
@@ -28,15 +31,19 @@ def test_each_stage_has_what_it_took_beyond_pytorchs_segments(tmp_path):
 
 
 def test_a_call_with_a_private_workspace_is_listed_with_it(tmp_path):
-    answer = OperatorMeasurement({"kind": "attention", "backend": "cudnn"}, (100, 60, 40, -40), (100, 60))
+    call = Convolution(pictures=1, side=28, patch=14, channels=8)
+    predicted = traced(call, H200)
+    answer = OperatorMeasurement({"kind": "convolution", **asdict(call)}, (*predicted, 4096, -4096), ())
     saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
-    assert "| attention: backend cudnn | 160 | +40 | 40 |" in list(device_page.operator_calls(tmp_path))
+    *_, row, _ = device_page.operator_calls(tmp_path, H200)
+    assert row.startswith("| convolution: pictures 1 side 28 patch 14 channels 8 |") and row.endswith("| 4,096 |")
 
 
 def test_a_call_that_its_library_refuses_is_counted_apart(tmp_path):
-    answer = OperatorMeasurement({"kind": "attention"}, None, (1,), "No available kernel.")
+    answer = OperatorMeasurement({"kind": "convolution", **asdict(Convolution(1, 28, 14, 8))}, None, (1,),
+                                 "No available kernel.")
     saved(tmp_path, "device-operators.json", Operators("device", *HERE, (answer,)))
-    [_, text, why] = device_page.operator_calls(tmp_path)
+    [_, text, why] = device_page.operator_calls(tmp_path, H200)
     assert text.startswith("0 of 0 calls") and why == "1 more are refused by their library: No available kernel.\n"
 
 
