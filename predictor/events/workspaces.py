@@ -336,15 +336,11 @@ def cub_select(gpu, items, cub=NEWEST_CUB):
     return _round_up((_ceil_div(items, _tile(gpu, SELECT_TILES, cub)) + 32) * 8, CUB_ALIGNMENT) + _slack(cub)
 
 
-def cub_count(gpu):
-    """CUB's count: int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/dispatch_reduce.cuh)."""
-    blocks = 5 * gpu.multiprocessors * (gpu.threads_per_multiprocessor // 256)
-    return _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1
-
-
 def cub_sum(gpu, items):
-    """CUB's count of true items (dispatch_reduce.cuh); one block counts up to 4096 items and needs 1 byte."""
-    return np.where(items > 4096, cub_count(gpu), 1)
+    """CUB's count of true items: int32 sums of five waves of blocks of 256 threads (cub/device/dispatch/
+    dispatch_reduce.cuh). One block counts up to 4096 items and needs 1 byte."""
+    blocks = 5 * gpu.multiprocessors * (gpu.threads_per_multiprocessor // 256)
+    return np.where(items > 4096, _round_up(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1, 1)
 
 
 def _radix_sort(gpu, items, passes, cub):
@@ -427,7 +423,7 @@ FUNCTIONS = {
         reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
         batch_norm_staging, batch_norm_semaphores,
         liger_partials, liger_logits, unpacked_4bit,
-        cub_scan, cub_select, cub_count, cub_sum, index_sort, row_sort,
+        cub_scan, cub_select, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials, embedding_rows,
     )

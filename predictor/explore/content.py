@@ -17,7 +17,7 @@ from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
 from predictor.explore.remedies import accumulating, constants, expandable, of_choices
-from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, reasons, several_images
+from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, profile_of, reasons, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
@@ -195,7 +195,7 @@ def _capacity(settings: Settings, gpu: str) -> int:
 
 
 def _profile(settings: Settings, gpu: str) -> Choice | None:
-    return choose(settings.base.profile, gpu, settings.base.versions, {})
+    return choose(profile_of(settings.base, gpu), gpu, settings.base.versions, {})
 
 
 def _margin(settings: Settings, gpu: str, job: Job, times: int = 0) -> Margin:
@@ -250,6 +250,7 @@ def _gpus(settings: Settings) -> list[Mapping[str, Any]]:
             "not_modelled": not_modelled(chosen and replace(chosen, outside={}), loop),
             "runtime": _runtime(settings, name),
             "outside_pytorch": _outside_pytorch(chosen),
+            "profile_left_out": profile_of(settings.base, name) != settings.base.profile,
             "profile": chosen and _calibration(settings, name, chosen, loop)})
     return gpus
 

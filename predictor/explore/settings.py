@@ -21,7 +21,8 @@ from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.model_config import Modality
-from predictor.profile import corrections
+from predictor.profile import corrections, profile
+from predictor.profile.profile import Choice
 from predictor.workload import code_names
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.engines import ENGINES, name_of
@@ -224,7 +225,8 @@ def _gpus(base: Workload) -> list[Gpu]:
 
 def _add_gpu(found: Settings, gpu: Gpu, degrees: Sequence[int], progress: Progress | None) -> None:
     try:
-        first = dispatch.prepare(found.base.replace(**_shape(found.base), gpu=gpu.name), progress)
+        profile_name = profile_of(found.base, gpu.name)
+        first = dispatch.prepare(found.base.replace(**_shape(found.base), gpu=gpu.name, profile=profile_name), progress)
         _check_profile(first)
     except InputError as error:
         if gpu.name == found.base.gpu:
@@ -242,11 +244,23 @@ def _shape(base: Workload) -> dict[str, Any]:
     return {name: getattr(base, name) for name in PAGES_OWN[:3]}
 
 
+def profile_of(base: Workload, gpu: str) -> str | None:
+    """The key ``profile`` for a GPU of the page, which has no sizes of profiles: without the user's word a shipped one
+    that changes sizes is left out."""
+    if base.profile is None and _changes_sizes(profile.choose(None, gpu, base.versions, {})):
+        return "none"
+    return base.profile
+
+
+def _changes_sizes(chosen: Choice | None) -> bool:
+    return chosen is not None and bool(chosen.profile.workspaces or corrections.coefficients(chosen)
+                                       or chosen.profile.allocator.roundup_power2_divisions)
+
+
 def _check_profile(job: Job) -> None:
     """Rejects a profile that changes sizes."""
     chosen = job.profile
-    if chosen and (chosen.profile.workspaces or corrections.coefficients(chosen)
-                   or chosen.profile.allocator.roundup_power2_divisions):
+    if chosen and _changes_sizes(chosen):
         raise InputError(f"explore: the profile {chosen.name} changes sizes, which a page does not have: add "
                          "--profile none")
 
@@ -299,7 +313,8 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
         if (checkpointing and not base.gradient_checkpointing) or choice.label in found.left_out \
                 or choice.label in found.unshipped.get("", ()):
             continue
-        keys = {**choice.keys, "gradient_checkpointing": checkpointing, "gpu": gpu.name, **shape,
+        keys = {**choice.keys, "gradient_checkpointing": checkpointing, "gpu": gpu.name,
+                "profile": profile_of(base, gpu.name), **shape,
                 **dict.fromkeys(() if checkpointing else read)}
         try:
             for degree in _degrees_of(choice, base, degrees):

@@ -209,9 +209,10 @@ const WORKSPACES = {
     roundUp((ceilDiv(items, 896) + 32) * 2 * itemsize, CUB_ALIGNMENT) + slack(cub),
   cub_select: (gpu, items, cub = NEWEST_CUB) =>
     roundUp((ceilDiv(items, tile(gpu, SELECT_TILES, cub)) + 32) * 8, CUB_ALIGNMENT) + slack(cub),
-  cub_count: gpu =>
-    roundUp(4 * 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256), CUB_ALIGNMENT) + CUB_ALIGNMENT - 1,
-  cub_sum: (gpu, items) => (items > 4096 ? WORKSPACES.cub_count(gpu) : 1),
+  cub_sum: (gpu, items) => {
+    const blocks = 5 * gpu.multiprocessors * floorDiv(gpu.threads_per_multiprocessor, 256);
+    return items > 4096 ? roundUp(4 * blocks, CUB_ALIGNMENT) + CUB_ALIGNMENT - 1 : 1;
+  },
   index_sort: (gpu, items, rows, cub = NEWEST_CUB) =>
     (items > 2304 ? radixSort(gpu, items, passes(rows), cub) : 1),
   row_sort: (gpu, items, cub = NEWEST_CUB) => (items > 4096 ? radixSort(gpu, items, 8, cub) : 0),

@@ -100,8 +100,9 @@ def _runtime(profile: Profile) -> str:
     runtime = profile.runtime
     if runtime.measured_on == "assumed":
         return "Outside PyTorch: not measured; predictions assume a range for the GPU and the engine."
-    nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL" \
-        if runtime.has_communicators else "; NCCL was not measured, and predictions assume a range for it"
+    nccl = "" if runtime.has_communicators else "; NCCL was not measured, and predictions assume a range for it"
+    if runtime.nccl_bytes or runtime.nccl_bytes_per_rank:
+        nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL"
     return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
 
 
