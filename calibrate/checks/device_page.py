@@ -121,11 +121,11 @@ def profiled(directory: Path) -> Iterator[str]:
     yield _header("job", *(title for pair in titles for title in pair))
     errors_of: dict[str, list[float]] = {counter: [] for counter in COUNTERS}
     for name, comparison in held_out.items():
-        pairs = [_peaks(counter, comparison, None) for counter in COUNTERS]
-        yield _row(name, *(cell for peaks in pairs
-                           for cell in (_mib(peaks.device), _less(peaks.predicted, peaks.device))))
-        for errors, peaks in zip(errors_of.values(), pairs):
-            errors += [abs(error) for pair, error in peaks.differences().items() if pair == PAIRS[1]]
+        peaks = [comparison.peaks[counter] for counter in COUNTERS]
+        yield _row(name, *(cell for each in peaks
+                           for cell in (_mib(each.measured_bytes), _less(each.predicted_bytes, each.measured_bytes))))
+        for errors, each in zip(errors_of.values(), peaks):
+            errors.append(abs(each.error or 0))
     yield _row("mean (worst)", *(cell for errors in errors_of.values() for cell in ("", _mean(errors))))
     yield ""
 
@@ -265,9 +265,9 @@ def library_uses(directory: Path) -> Iterator[str]:
 def operator_calls(directory: Path, gpu: Gpu) -> Iterator[str]:
     """Operator calls whose allocations differ from the tracer's."""
     for side, title in SIDES.items():
-        measured = _document(directory / f"{side}-operators.json", Operators, "the operators")
-        if measured:
-            measured = predicted_again(measured, gpu)
+        saved = _document(directory / f"{side}-operators.json", Operators, "the operators")
+        if saved:
+            measured = predicted_again(saved, gpu)
             ran = [answer for answer in measured.answers if answer.recorded is not None]
             differing = [answer for answer in ran if answer.recorded != answer.predicted]
             yield f"## Single operators on {title}\n"

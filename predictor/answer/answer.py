@@ -255,11 +255,11 @@ def _provenance(job: Job, reserved: Reserved) -> dict:
 
 def _runtime_measured(job: Job) -> Mapping[str, str]:
     """Where the memory outside PyTorch's allocator was measured, and that of the communicators, if there are any."""
-    runtime = job.profile.profile.runtime if job.profile else None
-    measured_on = runtime.measured_on if runtime else "assumed"
-    alone = runtime and not runtime.has_communicators
-    return {"measured_on": measured_on,
-            "communicators_measured_on": "assumed" if alone and job.communicators else measured_on}
+    if job.profile is None:
+        return dict.fromkeys(("measured_on", "communicators_measured_on"), "assumed")
+    runtime = job.profile.profile.runtime
+    return {"measured_on": runtime.measured_on, "communicators_measured_on":
+            runtime.communicators_measured_on if job.communicators else runtime.measured_on}
 
 
 def _answered_by(formula: Mapping[str, Any]) -> str:

@@ -260,7 +260,7 @@ def _outside_pytorch(chosen: Choice | None) -> str:
     if chosen is None:
         return how_known(ASSUMED, ASSUMED)
     runtime = chosen.profile.runtime
-    return how_known(runtime.measured_on, runtime.measured_on if runtime.has_communicators else ASSUMED)
+    return how_known(runtime.measured_on, runtime.communicators_measured_on)
 
 
 def _runtime(settings: Settings, gpu: str) -> Mapping[str, Mapping[int, Sequence[int]]]:

@@ -308,13 +308,13 @@ def _add_jobs(found: Settings, gpu: Gpu, backend: str, degrees: Sequence[int], p
         found.left_out |= dict.fromkeys(others, BY_CONFIG)
     values = base.source.values if base.source else ()
     read = [row.key for row in values if row.key in CHECKPOINTING_KEYS and row.origin != OVERRIDDEN]  # not by an option
+    on_gpu = {"gpu": gpu.name, "profile": profile_of(base, gpu.name)}
     accepted: set[tuple[EngineChoice, int, bool]] = set()
     for shape, checkpointing, choice in product(_shapes(found, backend), (True, False), _choices(base)):
         if (checkpointing and not base.gradient_checkpointing) or choice.label in found.left_out \
                 or choice.label in found.unshipped.get("", ()):
             continue
-        keys = {**choice.keys, "gradient_checkpointing": checkpointing, "gpu": gpu.name,
-                "profile": profile_of(base, gpu.name), **shape,
+        keys = {**choice.keys, "gradient_checkpointing": checkpointing, **on_gpu, **shape,
                 **dict.fromkeys(() if checkpointing else read)}
         try:
             for degree in _degrees_of(choice, base, degrees):

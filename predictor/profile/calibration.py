@@ -80,6 +80,11 @@ class Runtime:
     source: str
     has_communicators: bool = True
 
+    @property
+    def communicators_measured_on(self) -> str:
+        """Where the memory of NCCL's communicators was measured, as ``measured_on``."""
+        return self.measured_on if self.has_communicators else "assumed"
+
     def bytes(self, ranks: int) -> int:
         """Bytes with this number of ranks. A single rank creates no communicator."""
         return self.fixed_bytes + (self.nccl_bytes + self.nccl_bytes_per_rank * ranks if ranks > 1 else 0)

@@ -142,7 +142,7 @@ def bounds(prediction: Prediction) -> list[PeakText]:
         ("device", _device(prediction), *_device_meaning(prediction))]
     least = prediction.minimum_capacity_bytes
     if least:
-        meaning = f"the least that a GPU needs, {_outside(prediction)}"
+        meaning = f"the least that a GPU needs, {how_known(*_measured_on(prediction))}"
         rows.append(("capacity", size_text(least), meaning, meaning))
     return [PeakText(*row) for row in rows]
 
@@ -150,7 +150,7 @@ def bounds(prediction: Prediction) -> list[PeakText]:
 def _device(prediction: Prediction) -> str:
     """The device peak; where memory outside PyTorch's allocator is assumed, only its bounds."""
     device = prediction.device
-    if device is None or device.low is None or device.high is None or ASSUMED not in _outside(prediction):
+    if device is None or device.low is None or device.high is None or ASSUMED not in _measured_on(prediction):
         return _bound(device)
     return f"{size_text(device.low)} to {size_text(device.high)}"
 
@@ -159,7 +159,7 @@ def _device_meaning(prediction: Prediction) -> tuple[str, str]:
     """What the device peak is, and the same in few words."""
     if prediction.device is None:
         return ("what nvidia-smi shows",) * 2
-    known = _outside(prediction)
+    known = how_known(*_measured_on(prediction))
     return f"what nvidia-smi shows, {known}", f"what nvidia-smi shows, {known.replace(' and NCCL', '')}"
 
 
@@ -169,17 +169,18 @@ RUNTIME_MEASURED = {"device": "as measured", "emulated": "as emulated", "assumed
 
 
 def how_known(context: str, communicators: str) -> str:
-    """How the memory outside PyTorch's allocator is known, from where the context's and the communicators' was
-    measured (``device``, ``emulated`` or ``assumed``)."""
+    """The words for where the memory outside PyTorch's allocator was measured: the context's and the communicators'
+    (``device``, ``emulated`` or ``assumed``)."""
     if context == communicators:
         return f"context and NCCL {RUNTIME_MEASURED[context]}"
     return f"context {RUNTIME_MEASURED[context]}, NCCL {RUNTIME_MEASURED[communicators]}"
 
 
-def _outside(prediction: Prediction) -> str:
+def _measured_on(prediction: Prediction) -> tuple[str, str]:
+    """Where the memory outside PyTorch's allocator was measured: the context's and the communicators'."""
     runtime = prediction.provenance.get("runtime", {})
-    context = runtime.get("measured_on", "assumed")
-    return how_known(context, runtime.get("communicators_measured_on", context))
+    context = runtime.get("measured_on", ASSUMED)
+    return context, runtime.get("communicators_measured_on", context)
 
 
 def _elsewhere(peak: Peak, rank: int) -> str:

@@ -71,6 +71,12 @@ def test_what_was_measured_before_is_not_measured_again():
                     [row["task"] for row in device.lines(known / f"{side}-{name}.jsonl")]] == []
 
 
+def test_the_profile_is_judged_by_the_jobs_that_it_was_not_fitted_to():
+    [*_, last, _] = rows = list(device_page.profiled(device.PROFILES / "h200/device"))
+    jobs = json.loads(device.JOBS.read_text())["jobs"]
+    assert len(rows) - 4 == sum(job["role"] != "fit" for job in jobs) and last.startswith("| mean (worst) |")
+
+
 def test_a_side_that_was_not_measured_is_said(tmp_path):
     saved(tmp_path, "emulated-libraries.json", Libraries("emulated", *HERE, (StageMemory("before", 0, None, 0),)))
     assert "Nothing was measured on a real GPU yet." in device_page.page_of("h200", tmp_path)

@@ -227,14 +227,17 @@ def test_with_json_broken_gates_are_lines_on_stderr(records, tmp_path, capsys):
     assert err == f"peakcast: gate {line}\n"
 
 
-def test_the_shipped_gates_hold_over_the_shipped_records(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("paths, gates", [
+    (MEASURED, "gates.toml"), ([str(PROFILES / "h200/device/device-jobs.jsonl")], "h200/gates.toml"),
+], ids=["emulated", "h200"])
+def test_the_shipped_gates_hold_over_the_shipped_records(paths, gates, monkeypatch, tmp_path, capsys):
     """As CI runs it. Only shipped formulas answer: what would have to be traced is skipped, and too few cases remain."""
     def refuse(*_, **__):
         raise InputError("its formula is not shipped: run scripts/build_formulas.py")
 
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     monkeypatch.setattr("predictor.formula.tracing.trace_formula", refuse)
-    code = main(["report", *MEASURED, "--gate", str(PROFILES / "gates.toml")])
+    code = main(["report", *paths, "--gate", str(PROFILES / gates)])
     assert (code, [line for line in capsys.readouterr().out.splitlines() if "must be" in line]) == (0, [])
 
 

@@ -139,6 +139,12 @@ def test_the_page_has_the_usual_engines_and_every_gpu_that_is_modelled():
     assert [gpu["name"] for gpu in document["gpus"]] == [gpu.name for gpu in TABLE if gpu.compute_capability >= AMPERE]
 
 
+@pytest.mark.parametrize("gpu, asked, used", [
+    ("h200", None, "none"), ("h200", "h200/profile-device.json", "h200/profile-device.json"), ("h100-80gb", None, None)])
+def test_a_shipped_profile_that_changes_sizes_is_left_out_unless_it_is_asked_for(gpu, asked, used):
+    assert settings.profile_of(Workload(model=MODEL, gpu=gpu, profile=asked), gpu) == used
+
+
 def test_the_page_begins_with_the_workload():
     document = made(zero_stage=2, data_parallel_size=4, per_device_train_batch_size=16, sequence_length=2048,
                     capacity_bytes=60 << 30, gpu="a100-80gb").document

@@ -129,11 +129,11 @@ def asked(setting: dict, **keys) -> Workload:
     """The workload of a page's setting."""
     name, _, tensor = setting["engine"].partition("-tp")
     engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name} if name else {}
-    asked = Workload(**{
+    workload = Workload(**{
         "model": MODEL, "per_device_train_batch_size": setting["batch"], "sequence_length": setting["sequence"],
         "images_per_sample": setting["images"], "data_parallel_size": setting["degree"], "gpu": setting["gpu"],
         "gradient_checkpointing": setting["checkpointing"], "tensor_parallel_size": int(tensor or 1), **engine, **keys})
-    return asked.replace(profile=profile_of(asked, setting["gpu"]))
+    return workload.replace(profile=profile_of(workload, setting["gpu"]))
 
 
 ANSWER = "setting => predict(data, setting).answer"

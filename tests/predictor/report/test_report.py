@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from predictor.answer.predict import predict
 from predictor.answer.prediction import Bound, Candidate, Caution, Remedy
 from predictor.events.events import Factor, Moment
 from predictor.report import explain, remedies, summary, table
@@ -12,7 +13,8 @@ from predictor.report.console import console
 from predictor.report.formula import formula_text
 from predictor.report.layers import LayerRow, collapse
 from predictor.report.units import gib, share, size_text
-from predictor.report.verdict import verdict
+from predictor.report.verdict import bounds, verdict
+from predictor.workload.workload import Workload
 from tests.predictor import samples
 from tests.predictor.samples import GIB
 
@@ -282,3 +284,9 @@ def test_a_caution_gives_the_bytes_that_are_free_and_those_that_it_may_take():
     assert remedies.caution(Caution("NCCL was not measured", 2 * GIB, GIB)) == (
         "Caution: NCCL was not measured. With 1.00 GiB more than predicted it would no longer surely fit; this may take "
         "2.00 GiB more.")
+
+
+@pytest.mark.parametrize("ranks, expected", [(1, "context as measured"), (8, "context as measured, NCCL assumed")])
+def test_the_device_peak_says_which_part_outside_pytorch_was_measured(ranks, expected):
+    found = predict(Workload(model="llava-1.5-7b", sequence_length=1024, zero_stage=2, data_parallel_size=ranks, gpu="h200"))
+    assert {peak.name: peak.brief for peak in bounds(found)}["device"] == f"what nvidia-smi shows, {expected}"
