@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SIZES = ((6, 5), (6, 3), (4, 3), (3, 2), (2, 1))
 """Configurations and knobs, the most that fit. On one GPU a plain loop may be a sixth configuration."""
+LONG_WORD = len("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+"""Characters of the longest word of a knob, which must not be broken."""
 OTHER = " *"
 """Follows the name of a configuration that trains something else, or in another loop."""
 
@@ -71,7 +73,8 @@ def _knobs(plan: Plan, most: int) -> Table:
     """A table of the changes that lower the reserved peak most."""
     rows = table(f"from {whole.STANDING[plan.standing]},\n{size_text(plan.before.reserved_bytes)} reserved",
                  "reserved\n(GiB less)", "costs")
-    rows.columns[0].no_wrap, rows.columns[1].justify = True, "right"
+    rows.columns[1].no_wrap, rows.columns[1].justify = True, "right"
+    rows.columns[0].min_width = LONG_WORD
     giving = [knob for knob in plan.knobs if (knob.gives_reserved_bytes or 0) > 0]
     for knob in sorted(giving, key=lambda knob: -(knob.gives_reserved_bytes or 0))[:most]:
         rows.add_row(whole.knob_text(knob), whole.signed(knob.gives_reserved_bytes), knob.costs)

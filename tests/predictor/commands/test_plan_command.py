@@ -55,6 +55,15 @@ def test_the_short_plan_fits_on_one_screen_and_can_be_run(capsys):
     assert "one more forward of the layers" in text and "--details shows the best of each method" in text
 
 
+def test_the_short_plan_keeps_the_bytes_and_costs_of_changes_whose_words_are_long(tmp_path, capsys):
+    path = tmp_path / "arguments.json"
+    path.write_text(json.dumps({"output_dir": "out", "bf16": True, "per_device_train_batch_size": 16}))
+    assert main(["plan", "llava-1.5-7b", "--from", str(path), "--sequence-length", "1024", "--data-parallel-size", "8",
+                 "--gpu", "a100-40gb", "--no-trace"]) == 0
+    knobs = capsys.readouterr().out.split("(GiB less)   costs")[1].split("\n\n")[0]
+    assert re.search(r"^PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True +\d+\.\d\d   \w", knobs, re.MULTILINE)
+
+
 def test_the_short_plan_ranks_as_many_as_are_asked_for(capsys):
     assert main([*ASKED, "--gpu", "h100-80gb", "--no-trace", "--top", "9"]) == 0
     table = capsys.readouterr().out.split("configuration ")[1].split("\n\n")[0].splitlines()
