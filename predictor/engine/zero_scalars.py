@@ -54,7 +54,7 @@ def losses_before_0_18_3(tape: Tape, micro: MicroStep, micro_steps: int, *, mean
 def norm(tape: Tape, numel: int, gpu: Gpu, *, stream: int = MAIN_STREAM) -> int:
     """The norm of one gradient, an fp64 scalar: a copy in fp64, and partial results of thread blocks (Reduce.cuh)."""
     def allocate(size_bytes: int) -> int:
-        return tape.allocate(size_bytes, Factor.TEMPORARIES, "zero::grad_norm", stream=stream)
+        return tape.allocate(size_bytes, Factor.TEMPORARIES, "zero::get_grad_norm", stream=stream)
 
     copy, result = allocate(FP64 * numel), allocate(FP64)
     shared = [int(size(gpu, 1, numel, FP64, 1, 1)) for size in (reduction_buffer, reduction_semaphores)]
