@@ -7,6 +7,7 @@ gradients, which are freed after the first operator of backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from predictor.common.gpus import Gpu
 from predictor.engine.setup import FP32, FP64
@@ -43,6 +44,8 @@ def logged_loss(tape: Tape, micro: MicroStep, micro_steps: int) -> int:
 def losses_before_0_18_3(tape: Tape, micro: MicroStep, micro_steps: int, *, mean: bool) -> list[int]:
     """The other scalars in backward of these releases, all in fp32, as :func:`losses`.
 
+    If the model's loss is in 16 bits, its gradient also is in fp32, so 2 bytes larger than traced. That is left out.
+
     Args:
         mean: whether the micro-step's own loss, which was added to the logged one, lives as long.
     """
@@ -52,16 +55,21 @@ def losses_before_0_18_3(tape: Tape, micro: MicroStep, micro_steps: int, *, mean
 
 
 def norm(tape: Tape, numel: int, gpu: Gpu, *, stream: int = MAIN_STREAM) -> int:
-    """The norm of one gradient, an fp64 scalar: a copy in fp64, and partial results of thread blocks (Reduce.cuh)."""
+    """The norm of one gradient, an fp64 scalar: a copy in fp64, and partial results."""
     def allocate(size_bytes: int) -> int:
         return tape.allocate(size_bytes, Factor.TEMPORARIES, "zero::get_grad_norm", stream=stream)
 
     copy, result = allocate(FP64 * numel), allocate(FP64)
-    shared = [int(size(gpu, 1, numel, FP64, 1, 1)) for size in (reduction_buffer, reduction_semaphores)]
-    for buffer in [*(allocate(size) for size in shared if size)][::-1]:
+    for buffer in [copy, *map(allocate, _partial_results(numel, gpu))][::-1]:
         tape.free(buffer)
-    tape.free(copy)
     return result
+
+
+@lru_cache(maxsize=4096)
+def _partial_results(numel: int, gpu: Gpu) -> tuple[int, ...]:
+    """Bytes of what the blocks of threads that add up a gradient share, if there are several (Reduce.cuh)."""
+    sizes = (int(size(gpu, 1, numel, FP64, 1, 1)) for size in (reduction_buffer, reduction_semaphores))
+    return tuple(size for size in sizes if size)
 
 
 def group_norm(tape: Tape, numels: Sequence[int], gpu: Gpu, size_bytes: int) -> int:
