@@ -28,7 +28,7 @@ def model(tmp_path, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("keys, requested_bytes, reserved_bytes", [
-    ({"zero_stage": 2, "data_parallel_size": 2}, 70_771_152, 71_303_168),
+    ({"zero_stage": 2, "data_parallel_size": 2}, 70_771_164, 71_303_168),
     ({"mode": "inference", "max_new_tokens": 8}, 35_042_192, 35_651_584),
 ], ids=["training", "inference"])
 def test_a_formula_in_the_cache_answers(model, keys, requested_bytes, reserved_bytes):

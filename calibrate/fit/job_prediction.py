@@ -76,7 +76,7 @@ def predict_peaks(measured: MeasuredJob, profile: Profile | None) -> PredictedPe
     choice = Choice(profile, "") if profile else None
     settings = corrections.allocator_settings(measured.workload.allocator_conf, choice)
     peaks = _peaks(measured.workload, *_changes(profile), settings, measured.completion)
-    runtime = profile.runtime.bytes(_communicators(measured)) if profile else None
+    runtime = profile.runtime.bytes(_communicators(measured), measured.workload.zero_stage) if profile else None
     return peaks if runtime is None else replace(peaks, device_bytes=peaks.reserved_bytes + runtime)
 
 

@@ -112,7 +112,7 @@ def _keeping(micro: MicroStep) -> MicroStep:
     end = int(np.argmax(events.moment == _BACKWARD))
     begin = 1 + int(np.flatnonzero(events.kind[:end] == EventType.ALLOCATE)[-1])
     held = [place for place in range(begin, end) if not _is_copy_of_later(events, place, end)]
-    held += range(backward_end(micro) + 1, len(events))  # freed with the loss, which the output holds, too
+    held += range(backward_end(micro), len(events))  # freed with the loss, which the output holds, too
     stay = np.ones(len(events), dtype=bool)
     stay[held] = False
 

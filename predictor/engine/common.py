@@ -1,14 +1,14 @@
-"""Parts that several engines share: moving the model to the device, DeepSpeed's gradient norm, equal ranks."""
+"""Parts that several engines share: moving the model to the device, equal ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from predictor.engine import quantized_loading
 from predictor.engine.compose import RankPeak
-from predictor.engine.setup import FP64, Setup
+from predictor.engine.setup import Setup
 from predictor.engine.tape import Tape
 from predictor.events.events import EventList, EventType, Factor
 
@@ -50,17 +50,3 @@ def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
                                 [tensors[index].module for index in order])
     tape.record_each([int(EventType.ALLOCATE)] * len(order), buffers)
     return dict(zip(order, buffers))
-
-
-def grad_norm(tape: Tape, numels: Iterable[int]) -> None:
-    """The norm of one group's gradients: one fp64 copy at a time, and a scalar of each gradient until the group's end.
-
-    ``get_grad_norm_direct`` (DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py).
-    """
-    buffers = tape.declare_each([size for numel in numels for size in (FP64 * numel, FP64)], Factor.TEMPORARIES,
-                                "zero::get_grad_norm")
-    copies, scalars = buffers[::2], buffers[1::2]
-    allocate, free = int(EventType.ALLOCATE), int(EventType.FREE)  # plain numbers become columns faster
-    tape.record_each([allocate, allocate, free] * len(copies),
-                     [buffer for copy, scalar in zip(copies, scalars) for buffer in (copy, scalar, copy)])
-    tape.record_each([free] * len(scalars), scalars[::-1])

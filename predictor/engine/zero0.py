@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from predictor.engine import torch_loop
+from predictor.engine import torch_loop, zero_scalars
 from predictor.engine.common import AlikeRanks, to_device
 from predictor.engine.compose import Stretch, Vocabulary
 from predictor.engine.setup import BF16, FP32, Setup
@@ -84,7 +84,8 @@ class Unpartitioned(AlikeRanks):
         gradients = {parameter: buffer for _, parameter, buffer in micro.ready.tolist()}
         for index in range(count):
             tape = Tape(first, buffers=buffers)
-            end = partial(self._reduce, tape, gradients) if index == count - 1 else lambda: None
+            losses = zero_scalars.losses(tape, micro, zero_scalars.LOSSES[:1])  # the optimizer is not one of ZeRO's
+            end = partial(self._end, tape, losses, gradients if index == count - 1 else None)
             part, mask = torch_loop.micro_step(micro, index, tape, None, end)
             columns.append(part)
             once.append(mask)
@@ -94,10 +95,17 @@ class Unpartitioned(AlikeRanks):
                        vocabulary.buffers(buffers),
                        np.concatenate([*once, tape.first_step_mask()]))
 
+    def _end(self, tape: Tape, losses: list[int], gradients: dict[int, int] | None) -> None:
+        """The end of backward: reduces the gradients, if they are complete, and frees the losses."""
+        tape.position = backward_end(self._micro)
+        if gradients is not None:
+            self._reduce(tape, gradients)
+        for loss in losses:
+            tape.free(loss)
+
     def _reduce(self, tape: Tape, gradients: dict[int, int]) -> None:
         """All-reduces the gradients, flattened bucket by bucket. Parameters without a gradient get zeros first."""
         trainable = sorted(index for group in self._groups for index in group)
-        tape.position = backward_end(self._micro)
         for index in trainable:
             if index not in gradients:
                 gradients[index] = self._gradient(tape, index, BF16, "zero::zeros")

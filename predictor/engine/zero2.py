@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload
-from predictor.engine.common import grad_norm
+from predictor.engine import optimizer, zero2_backward, zero2_init, zero2_offload, zero_scalars
 from predictor.engine.compose import RankPeak, Stretch, Vocabulary
 from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
@@ -24,7 +23,9 @@ from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Fact
 from predictor.events.micro_step import MicroStep
 
 SWITCHES = {
+    "drops_mean_loss": (0, 16, 5),
     "buckets_at_first_hook": (0, 17, 2),
+    "logs_no_losses": (0, 18, 3),
     "flatten_on_gpu": (0, 18, 7),
     "record_stream": (0, 19, 0),
     "buffers_keep_dtype": (0, 19, 2),
@@ -75,7 +76,8 @@ class Zero2:
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
-        release = Release(self.has("buckets_at_first_hook"), self.has("record_stream"))
+        release = Release(self.has("buckets_at_first_hook"), self.has("record_stream"), not self.has("logs_no_losses"),
+                          self.has("drops_mean_loss"))
         self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary, release)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
         start = zero2_init.start_up(setup, self.groups, casts_buffers=not self.has("buffers_keep_dtype"),
@@ -176,16 +178,30 @@ class Zero2:
                                  [buffer for buffer, needed_by in held.items() if needed_by == number])
                       for number, (group, pieces) in enumerate(zip(self.groups, owned))]
         tape.moment = Moment.OPTIMIZER_STEP
+        losses = [] if self.has("logs_no_losses") else [
+            zero_scalars.logged_loss(tape, self.micro, self.setup.micro_steps)]
         self._overflow_check(tape, owned)
-        if self.zero.compute_grad_norm:
-            for pieces in owned:
-                grad_norm(tape, [piece.numel for piece in pieces
-                                 if first or self.setup.facts.parameters[piece.parameter].sharded])
-            if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
-                tape.mark(EventType.SYNCHRONIZE)  # is_invalid_grad_norm
+        norms = self._norms(tape, owned, first=first) if self.zero.compute_grad_norm else []
         steps = self.setup.optimizer()
         for own in partitions:
             self._update(tape, own, steps)
+        if norms:
+            with tape.first_step_only():  # later steps replace it, and free what they have allocated themselves
+                tape.allocate(FP32, Factor.OPTIMIZER_STATES, zero_scalars.GLOBAL_NORM)
+        for scalar in norms + losses:
+            tape.free(scalar)
+
+    def _norms(self, tape: Tape, owned: list[list[Slice]], *, first: bool) -> list[int]:
+        """The norm of all gradients, and that norm divided by the loss scale (``scaled_global_norm``, ``step``)."""
+        groups = [zero_scalars.group_norm(tape, [piece.numel for piece in pieces
+                                                 if first or self.setup.facts.parameters[piece.parameter].sharded],
+                                          self.setup.gpu, FP32) for pieces in owned]
+        scaled = tape.allocate(FP32, Factor.TEMPORARIES, "zero::scaled_global_grad_norm")
+        for group in groups:
+            tape.free(group)
+        if self.zero.check_grad_overflow or self.zero.dtype != "bf16":
+            tape.mark(EventType.SYNCHRONIZE)  # is_invalid_grad_norm
+        return [scaled, tape.allocate(FP32, Factor.OPTIMIZER_STATES, zero_scalars.GLOBAL_NORM)]
 
     def _update(self, tape: Tape, own: _Partition, steps: optimizer.Steps) -> None:
         """Flattens the gradients of a partition to one tensor, updates the master weights, and frees the gradient."""
@@ -196,6 +212,7 @@ class Zero2:
             tape.free(own.pad)
         if self.zero.compute_grad_norm and self.zero.gradient_clipping:
             tape.mark(EventType.SYNCHRONIZE)  # unscale_and_clip_grads reads whether the norm is valid
+            zero_scalars.clip(tape, FP32)
         steps.step(tape, [optimizer.partition(own.group.partition_numel, FP32)],
                    decay=self.setup.decays(own.group.parameters))
         for buffer in own.gradients if gradient is None else [gradient]:  # a view keeps the gradients alive

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.engine import zero2_reduction
+from predictor.engine import zero2_reduction, zero_scalars
 from predictor.engine.compose import Vocabulary, weave
 from predictor.engine.setup import Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
@@ -39,10 +39,14 @@ class Release:
     Attributes:
         buckets_at_first_hook: buckets are allocated at the first gradient's hook, not where backward begins.
         records_streams: tensors that another stream uses are recorded on it (``record_stream``).
+        logs_losses: the sum of a step's losses stays until its end, as if to be logged.
+        drops_mean: a loss that is added to that sum dies at once, not at the end of backward.
     """
 
     buckets_at_first_hook: bool
     records_streams: bool
+    logs_losses: bool
+    drops_mean: bool
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,14 @@ class MicroStepRole:
         adds: whether its gradients are added to those of the first micro-step.
         last: whether it completes the step's gradients. Before, offloaded gradients accumulate on the host.
         host_has_gradients: whether earlier micro-steps have copied gradients to the host.
+        has_losses: whether earlier micro-steps have left losses to be logged.
     """
 
     reduces: bool = True
     adds: bool = False
     last: bool = True
     host_has_gradients: bool = False
+    has_losses: bool = False
 
 
 class Arrival(NamedTuple):
@@ -87,7 +93,7 @@ def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
     elif zero.offload_optimizer:
         roles = [MicroStepRole(last=number == count - 1, host_has_gradients=number > 0) for number in range(count)]
     else:
-        roles = [MicroStepRole()] * count
+        roles = [MicroStepRole(has_losses=release.logs_losses and number > 0) for number in range(count)]
     by_role = {role: _Backward(micro, setup, groups, release, role).woven(vocabulary) for role in dict.fromkeys(roles)}
     return [by_role[role] for role in roles]
 
@@ -102,7 +108,7 @@ class _Backward:
         self.accumulates = zero.stage == 1
         """Whether gradients accumulate over the micro-steps before they are reduced."""
         self.by_hooks = zero.overlap_comm or not self.accumulates
-        self.end = backward_end(micro) if self.accumulates or zero.offload_optimizer else len(micro.events)
+        self.end = backward_end(micro)
         self.arrivals = self._arrivals() if role.reduces else []
         self.flushes = zero2_reduction.flushes([arrival.parameter for arrival in self.arrivals],
                                                [arrival.numel for arrival in self.arrivals], groups, zero)
@@ -116,8 +122,9 @@ class _Backward:
         """Rows of ``arrivals`` whose gradients are freed later than their reduction."""
         self.kept: list[int] = []
         """Rows of ``arrivals`` with large gradients that their owners keep until the end of backward."""
-        self.host = ToHost(self.tape, groups, self.stream, last=role.last,
+        self.host = ToHost(self.tape, groups, self.stream, setup.gpu, last=role.last,
                            host_has_gradients=role.host_has_gradients) if zero.offload_optimizer else None
+        self.losses: list[int] = []
         self.buckets: list[int] = []
 
     def _arrivals(self) -> list[Arrival]:
@@ -132,6 +139,7 @@ class _Backward:
 
     def woven(self, vocabulary: Vocabulary) -> Template:
         """Records all events of the engine, and inserts them into the traced micro-step."""
+        self.losses = self._losses()
         self._make_buckets()
         if not self.by_hooks:
             self._add_up()
@@ -143,6 +151,8 @@ class _Backward:
                 number += 1
             self._take(row)
         self.tape.position = self.end
+        if self.release.logs_losses:  # the loss scaler's backward has returned
+            self.tape.free(self.losses.pop())
         if self.flushes:
             self._reduce(number)
         self._finish()
@@ -172,6 +182,15 @@ class _Backward:
 
     # before and after the hooks ---------------------------------------------------------------
 
+    def _losses(self) -> list[int]:
+        """Allocates the losses from which backward starts; those to be logged live through the forward, too."""
+        if not self.release.logs_losses:
+            return zero_scalars.losses(self.tape, self.micro)
+        tape, later, count = self.tape, self.role.has_losses, self.setup.micro_steps
+        tape.moment, tape.position = Moment.FORWARD, 0 if later else self.micro.backward_begin
+        return [zero_scalars.logged_loss(tape, self.micro, count), *zero_scalars.losses_before_0_18_3(
+            tape, self.micro, count, mean=later and not self.release.drops_mean)]
+
     def _make_buckets(self) -> None:
         """Allocates the buckets: in the first micro-step where gradients accumulate, otherwise in each micro-step."""
         zero, tape, hooks = self.zero, self.tape, self.micro.ready.tolist()
@@ -183,7 +202,7 @@ class _Backward:
             self.buckets = [~bucket for bucket in buckets]
             return
         self.buckets = buckets
-        tape.position = hooks[0][0] if self.release.buckets_at_first_hook else backward_begin(self.micro)
+        tape.position = hooks[0][0] if self.release.buckets_at_first_hook else self.micro.backward_begin
         for bucket in buckets:
             tape.allocate_declared(bucket)
 
@@ -205,6 +224,8 @@ class _Backward:
             self._release(row)
         for row in self.kept:
             self._move(row)
+        for loss in self.losses:
+            self.tape.free(loss)
 
     # one gradient -----------------------------------------------------------------------------
 
@@ -293,13 +314,8 @@ class _Backward:
                 self._release(row)
 
 
-def backward_begin(micro: MicroStep) -> int:
-    """The position of the first event of backward."""
-    return int(np.argmax(micro.events.moment == MOMENTS.index(Moment.BACKWARD)))
-
-
 def backward_end(micro: MicroStep) -> int:
-    """The position in the events at which autograd returns; later events free buffers together with the loss.
+    """The position in the events after autograd has returned; later events free buffers together with the loss.
 
     The loss's gradient, a tensor of ones, is the first allocation of backward, and is freed when autograd returns
     (torch/autograd/__init__.py, ``_make_grads``).
@@ -308,7 +324,7 @@ def backward_end(micro: MicroStep) -> int:
     backward = events.moment == MOMENTS.index(Moment.BACKWARD)
     ones = backward & (events.kind < 0)
     ones &= events.buffer == events.buffer[np.argmax(backward & (events.kind > 0))]
-    return int(np.argmax(ones)) if ones.any() else len(events)
+    return int(np.argmax(ones)) + 1 if ones.any() else len(events)
 
 
 def synchronizations(micro: MicroStep) -> list[int]:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from predictor.engine.setup import FP32, FP64
+from predictor.common.gpus import Gpu
+from predictor.engine import zero_scalars
+from predictor.engine.setup import FP32
 from predictor.engine.tape import Tape
 from predictor.engine.zero_partition import Group, Slice
 from predictor.events.events import EventType, Factor, Moment
@@ -32,9 +34,10 @@ class ToHost:
         norms: rank -> buffers of its gradients' norms, which live until the end of the step.
     """
 
-    def __init__(self, tape: Tape, groups: Sequence[Group], stream: int, *, last: bool,
+    def __init__(self, tape: Tape, groups: Sequence[Group], stream: int, gpu: Gpu, *, last: bool,
                  host_has_gradients: bool) -> None:
-        self._tape, self._stream, self._last, self._host_has_gradients = tape, stream, last, host_has_gradients
+        self._tape, self._stream, self._gpu = tape, stream, gpu
+        self._last, self._host_has_gradients = last, host_has_gradients
         self._slices: dict[int, list[Slice]] = defaultdict(list)
         for piece in (piece for group in groups for piece in group.slices):
             self._slices[piece.parameter].append(piece)
@@ -49,9 +52,7 @@ class ToHost:
             if self._host_has_gradients or (not self._last and self._rows[rank]):
                 tape.mark(EventType.SYNCHRONIZE)  # _wait_for_offload_copies
             if self._last:
-                wide = tape.allocate(FP64 * numel, Factor.TEMPORARIES, "zero::grad_norm", stream=stream)
-                self.norms[rank].append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::grad_norm", stream=stream))
-                tape.free(wide)
+                self.norms[rank].append(zero_scalars.norm(tape, numel, self._gpu, stream=stream))
                 tape.mark(EventType.SYNCHRONIZE)  # has_inf_or_nan is read
                 tape.free(tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream))
             self._rows[rank] += range(begin, len(tape))
@@ -62,8 +63,9 @@ class ToHost:
 
 
 def step(tape: Tape, norms: Iterable[int]) -> None:
-    """The GPU's part of ``step()``: waits, and frees the norms (``reset_cpu_buffers``)."""
+    """The GPU's part of ``step()``: waits, adds up the norms, and frees them (``reset_cpu_buffers``)."""
     tape.moment = Moment.OPTIMIZER_STEP
     tape.mark(EventType.SYNCHRONIZE)  # _wait_for_offload_copies
+    tape.free(tape.allocate(FP32, Factor.TEMPORARIES, "zero::group_grad_norm"))
     for norm in norms:
         tape.free(norm)

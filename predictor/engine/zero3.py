@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from predictor.common.errors import InputError
-from predictor.engine import optimizer
-from predictor.engine.common import AlikeRanks, grad_norm, to_device
+from predictor.engine import optimizer, zero_scalars
+from predictor.engine.common import AlikeRanks, to_device
 from predictor.engine.compose import Vocabulary
 from predictor.engine.host_memory import Host
-from predictor.engine.setup import FP32, STEPS, Setup
+from predictor.engine.setup import FP32, FP64, STEPS, Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero2_backward import backward_end, synchronizations
 from predictor.engine.zero3_gathers import Gathers, partition_numel
@@ -177,9 +177,10 @@ class Zero3(AlikeRanks):
         """Records micro-step ``index``. Returns the buffers of the norms of offloaded gradients, for ``step()``."""
         micro, base = self.micro, index * len(self.micro.events)
         waits, waited = gathers.waits, deque(self.synchronizations)
-        reduction = Reduction(tape, self.tensors, self.zero, self.degree, stream, waits,
+        reduction = Reduction(tape, self.tensors, self.setup, stream, waits,
                               last=(index + 1) % self.setup.micro_steps == 0)
-        tape.moment = Moment.FORWARD
+        losses = zero_scalars.losses(tape, micro, base=base)
+        tape.moment, tape.position = Moment.FORWARD, base
         gathers.begin()
         hooks = self._hooks(gathers, reduction, index)
 
@@ -201,6 +202,8 @@ class Zero3(AlikeRanks):
         reduction.reduce()
         waits.synchronize()  # independent_gradient_partition_epilogue
         gathers.end_backward()
+        for loss in losses:
+            tape.free(loss)
         return reduction.norms
 
     def _hooks(self, gathers: Gathers, reduction: Reduction, index: int) -> dict[int, Callable[[int], None]]:
@@ -232,27 +235,43 @@ class Zero3(AlikeRanks):
         if self.zero.dtype == "fp16":
             self._overflow_check(tape, gathers.waits)
         on_gpu = [] if self.zero.offload_optimizer else self.sub_groups
-        for group in on_gpu:
-            grad_norm(tape, map(self._partition_numel, group))
+        global_norms = self._norms(tape, on_gpu)
         gathers.waits.synchronize()  # is_invalid_grad_norm
         for group in on_gpu:
-            numel, gradient = self._numel(group), None
-            if len(group) > 1:
-                gradient = tape.allocate(self.itemsize * numel, Factor.GRADIENTS, "zero::flatten")
-            if self.itemsize < FP32:
-                flat = gradient
-                gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
-                if flat is not None:
-                    tape.free(flat)
-            begin = len(tape)
-            steps.step(tape, [optimizer.partition(self._numel(group), FP32)], decay=self.setup.decays(group))
-            if not first:
-                tape.drop_once(begin)
-            if gradient is not None:
-                tape.free(gradient)
+            self._update(tape, group, steps, first=first)
         for norm in norms:  # reset_cpu_buffers
             tape.free(norm)
         gathers.gather_persistent()
+        for norm in global_norms[first:]:  # the first step's norm stays, for later steps to replace
+            tape.free(norm)
+
+    def _update(self, tape: Tape, group: list[int], steps: optimizer.Steps, *, first: bool) -> None:
+        """Flattens the gradients of a sub-group, updates its master weights, and frees the gradient."""
+        numel, gradient = self._numel(group), None
+        if len(group) > 1:
+            gradient = tape.allocate(self.itemsize * numel, Factor.GRADIENTS, "zero::flatten")
+        if self.itemsize < FP32:
+            flat = gradient
+            gradient = tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::single_grad_partition")
+            if flat is not None:
+                tape.free(flat)
+        if self.zero.gradient_clipping:
+            zero_scalars.clip(tape, FP64)
+        begin = len(tape)
+        steps.step(tape, [optimizer.partition(numel, FP32)], decay=self.setup.decays(group))
+        if not first:
+            tape.drop_once(begin)
+        if gradient is not None:
+            tape.free(gradient)
+
+    def _norms(self, tape: Tape, groups: list[list[int]]) -> list[int]:
+        """The norm of all gradients divided by the loss scale, that norm, and each group's; all in fp64 (``step``)."""
+        if not groups:
+            return []
+        norms = [zero_scalars.group_norm(tape, [self._partition_numel(parameter) for parameter in group],
+                                         self.setup.gpu, FP64) for group in groups]
+        norms.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::scaled_global_grad_norm"))
+        return [tape.allocate(FP64, Factor.OPTIMIZER_STATES, zero_scalars.GLOBAL_NORM), *norms]
 
     def _overflow_check(self, tape: Tape, waits: Waits) -> None:
         """``has_overflow``: magnitudes of all gradients with flags of infinite ones, then flags of NaN."""

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from predictor.engine.setup import BF16, FP32, FP64
+from predictor.engine import zero_scalars
+from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero3_gathers import partition_numel
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import Factor
 from predictor.events.model_facts import Parameter
-from predictor.workload.deepspeed_config import ZeroConfig
 
 
 class Reduction:
     """The bucket of one micro-step. Its allocations and frees are recorded on a tape.
 
     Args:
-        degree: data-parallel degree.
         stream: the stream on which gradients are reduced.
         waits: the host's waits, shared with the gathers.
         last: whether it is the step's last micro-step.
@@ -34,10 +33,10 @@ class Reduction:
         norms: buffers of the norms of offloaded gradients; they live until the end of the step.
     """
 
-    def __init__(self, tape: Tape, tensors: Sequence[Parameter], zero: ZeroConfig, degree: int, stream: int,
-                 waits: Waits, *, last: bool) -> None:
-        self._tape, self._tensors, self._zero, self._degree, self._stream = tape, tensors, zero, degree, stream
-        self._waits, self._last = waits, last
+    def __init__(self, tape: Tape, tensors: Sequence[Parameter], setup: Setup, stream: int, waits: Waits, *,
+                 last: bool) -> None:
+        self._tape, self._tensors, self._zero, self._degree = tape, tensors, setup.deepspeed, setup.data_parallel_size
+        self._stream, self._gpu, self._waits, self._last = stream, setup.gpu, waits, last
         self.norms: list[int] = []
         self._elements = 0
         self._waiting: list[tuple[int, int | None]] = []
@@ -89,9 +88,7 @@ class Reduction:
         tape, stream = self._tape, self._stream
         partition = tape.allocate(BF16 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream)
         if self._last:
-            wide = tape.allocate(FP64 * numel, Factor.TEMPORARIES, "zero::grad_norm", stream=stream)
-            self.norms.append(tape.allocate(FP64, Factor.TEMPORARIES, "zero::grad_norm", stream=stream))
-            tape.free(wide)
+            self.norms.append(zero_scalars.norm(tape, numel, self._gpu, stream=stream))
             tape.free(tape.allocate(FP32 * numel, Factor.GRADIENTS, "zero::copy_to_host", stream=stream))
         return partition
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from predictor.events.events import EventList
+from predictor.events.events import MOMENTS, EventList, Moment
 
 
 class Mark(IntEnum):
@@ -63,3 +63,14 @@ class MicroStep:
     cuts: np.ndarray | None = None
     cache: np.ndarray | None = None
     outputs: np.ndarray | None = None
+
+    @property
+    def backward_begin(self) -> int:
+        """The position of the first event of backward, which allocates the gradient of the loss."""
+        return int(np.argmax(self.events.moment == MOMENTS.index(Moment.BACKWARD)))
+
+    @property
+    def loss_bytes(self) -> int:
+        """Bytes of the loss, a scalar."""
+        size = self.events.buffers.size[self.events.buffer[self.backward_begin]]
+        return int(self.events.sizes.coefficients[size, 0])

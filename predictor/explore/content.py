@@ -204,12 +204,13 @@ def _margin(settings: Settings, gpu: str, job: Job, times: int = 0) -> Margin:
     ranks, named = job.setup.world_size, settings.base.gpu or settings.base.capacity_bytes is None
     outside = outside_pytorch.assumed(settings.gpus[gpu] if named else None, ranks, job.communicators)
     return corrections.margin(chosen and replace(chosen, outside=dict.fromkeys(map(str, range(times)), OTHER_VERSION)),
-                              ranks, outside)
+                              ranks, outside, job.workload.zero_stage)
 
 
 def _runtime_jobs(settings: Settings) -> list[Job]:
-    """One job of each pair of ranks and communicators."""
-    return list({(job.setup.world_size, job.communicators): job for job in settings.jobs.values()}.values())
+    """One job of each memory outside PyTorch's allocator."""
+    return list({(job.setup.world_size, job.communicators, job.workload.zero_stage): job
+                 for job in settings.jobs.values()}.values())
 
 
 def _limits(settings: Settings) -> dict[str, Any]:

@@ -133,7 +133,8 @@ class Job:
         """How far off the prediction may be, if each rank uses so many NCCL communicators."""
         ranks = self.setup.world_size if communicators else 1
         gpu = self.gpu if self.workload.gpu else None
-        return corrections.margin(self.profile, ranks, outside_pytorch.assumed(gpu, ranks, communicators))
+        return corrections.margin(self.profile, ranks, outside_pytorch.assumed(gpu, ranks, communicators),
+                                  self.workload.zero_stage)
 
     def ranks(self, limit_bytes: int | None) -> list[int]:
         """The ranks to simulate for the verdict.

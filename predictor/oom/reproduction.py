@@ -22,7 +22,7 @@ from predictor.workload.workload import Workload
 
 ALLOCATED = "allocated"
 SCALARS_BYTES = 8 * 512
-"""DeepSpeed's own scalars (loss scaling, norms, checks) are not predicted: at most eight blocks of 512 bytes."""
+"""Scalars that a Trainer logs or DeepSpeed has for a moment are not predicted: at most eight blocks of 512 bytes."""
 
 
 @dataclass(frozen=True)

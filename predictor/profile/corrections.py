@@ -71,7 +71,7 @@ class Margin:
         return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high
 
 
-def margin(choice: Choice | None, ranks: int, outside: Outside) -> Margin:
+def margin(choice: Choice | None, ranks: int, outside: Outside, zero_stage: int | None = None) -> Margin:
     """The margin of a prediction for a number of ranks.
 
     Args:
@@ -81,15 +81,15 @@ def margin(choice: Choice | None, ranks: int, outside: Outside) -> Margin:
         return Margin(outside.all.low_bytes, outside.all.high_bytes)
     runtime, intervals = choice.profile.runtime, [(c, choice.interval(c)) for c in choice.profile.residuals]
     relative = tuple((counter, interval) for counter, interval in intervals if interval is not None)
-    bounds = _runtime(runtime, ranks, outside)
+    bounds = outside.all if runtime.standard_error is None else \
+        _measured(runtime, runtime.bytes(ranks, zero_stage), outside)
     return Margin(bounds.low_bytes, bounds.high_bytes, relative)
 
 
-def _runtime(runtime: Runtime, ranks: int, outside: Outside) -> Range:
+def _measured(runtime: Runtime, expected: int, outside: Outside) -> Range:
     """Bounds of the memory outside PyTorch's allocator: measured, with what is assumed of the rest."""
-    if runtime.standard_error is None:
-        return outside.all
-    expected, spread = runtime.bytes(ranks), math.ceil(SURE * runtime.standard_error)
+    assert runtime.standard_error is not None
+    spread = math.ceil(SURE * runtime.standard_error)
     measured = Range(max(0, expected - spread), expected + spread)
     return measured + (NOTHING if runtime.has_communicators else outside.communicators)
 

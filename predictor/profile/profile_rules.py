@@ -94,7 +94,7 @@ def _numbers(profile: Profile) -> Iterator[Rule]:
         yield Rule(f"{key}: samples", workspace.samples, 0, ANY)
     yield Rule("allocator.roundup_power2_divisions", profile.allocator.roundup_power2_divisions, 0, LARGEST_ROUNDING)
     yield Rule("allocator.samples", profile.allocator.samples, 0, ANY)
-    for key in ("fixed_bytes", "nccl_bytes", "nccl_bytes_per_rank", "standard_error"):
+    for key in ("fixed_bytes", "nccl_bytes", "nccl_bytes_per_rank", "zero_bytes", "standard_error"):
         yield Rule(f"runtime.{key}", getattr(profile.runtime, key), 0, LARGEST_BYTES)
     for counter, interval in profile.residuals.items():
         yield Rule(f"residuals.{counter}.low", interval.low, -1, 10)

@@ -103,7 +103,8 @@ def _runtime(profile: Profile) -> str:
     nccl = "" if runtime.has_communicators else "; NCCL was not measured, and predictions assume a range for it"
     if runtime.nccl_bytes or runtime.nccl_bytes_per_rank:
         nccl = f", {size_text(runtime.nccl_bytes)} and {size_text(runtime.nccl_bytes_per_rank)} a rank for NCCL"
-    return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{nccl}."
+    zero = f", {size_text(runtime.zero_bytes)} more under ZeRO-1 and ZeRO-2" if runtime.zero_bytes else ""
+    return f"Outside PyTorch ({runtime.measured_on}): {size_text(runtime.fixed_bytes)}{zero}{nccl}."
 
 
 def _rounding(profile: Profile) -> str:

@@ -65,10 +65,6 @@ def measured_and_predicted(asked: Workload) -> tuple[Record, Run, Simulation]:
     return record, run, survival.simulate_run(run, job.setup.allocator, completion="immediate", total_bytes=asked.capacity)
 
 
-SCALARS_BYTES = 64
-"""DeepSpeed's own scalars (loss scaling, norms, checks), which are not predicted: of at most eight bytes each."""
-
-
 def check_predicted(asked: Workload, events: str, *, reserved_off_bytes: int = 0) -> None:
     """A job on the emulated GPU, whose events complete as said, needs what is predicted of it."""
     job = dispatch.prepare(asked)
@@ -76,8 +72,8 @@ def check_predicted(asked: Workload, events: str, *, reserved_off_bytes: int = 0
     simulation = survival.simulate_run(run, job.setup.allocator, completion=events, total_bytes=asked.capacity)
     record = measure(asked, events=events)
     if events == "immediate":  # blocks that wait for another stream still count as requested
-        assert 0 <= record.peak("requested_bytes").bytes - run.peak <= SCALARS_BYTES
-    assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * SCALARS_BYTES // 8
+        assert record.peak("requested_bytes").bytes == run.peak
+    assert record.peak("allocated_bytes").bytes == simulation.peak_allocated_bytes
     assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= reserved_off_bytes
 
 

@@ -14,10 +14,8 @@ from calibrate.regression.report import Report
 from calibrate.report.regression import chart
 from calibrate.report.regression.chart import Scale
 from calibrate.report.regression.words import method_name, percent
-from predictor.report.units import GIB, gib, size_text
+from predictor.report.units import GIB, gib
 
-SCALARS_BYTES = 12
-"""Known error of predictions on the emulated GPU in requested bytes: three scalars of 4 bytes (README)."""
 LEAST_ERROR = 1e-10
 """Smallest relative error that is drawn apart from 0."""
 ROW = 24
@@ -83,15 +81,7 @@ def errors(report: Report) -> Figure | None:
     least = max(LEAST_ERROR, min(most / 100, min(sizes, default=0) / 2))
     top, bottom = 60, 60 + ROW * len(groups)
     scale = Scale(-most, most, 188, 744, chart.symlog(least))
-    smallest = min(comparison.peaks["requested"].measured_bytes or math.inf for comparison in report.comparisons)
     body = chart.legend(188, 18, [(chart.mark(0, 0, place), counter) for place, counter in enumerate(counters)])
-    note = ""
-    if least < SCALARS_BYTES / smallest:
-        ends = [scale(sign * SCALARS_BYTES / smallest) for sign in (-1, 1)]
-        body.append(chart.box(ends[0], top, ends[1] - ends[0], bottom - top, "band"))
-        peak = size_text(int(smallest))
-        note = f" The band is {SCALARS_BYTES} bytes of the smallest peak here ({peak})."
-        body.append(chart.text(scale(0), top - 8, f"±{SCALARS_BYTES} bytes of {peak}", "tick", "middle"))
     body += chart.level(scale, _ticks(most, least), top, bottom, _part)
     last_label = ""
     for place, (by, value, members) in enumerate(groups):
@@ -109,7 +99,7 @@ def errors(report: Report) -> Figure | None:
     return Figure("errors-by-group", "Signed errors by group",
                   f"A row for each group, a mark for each case and counter. Furthest from zero: {worst}.",
                   "Each case's signed error on a scale that is logarithmic on both sides of zero (ppm: millionths); "
-                  f"cases at one place are one mark.{note}", bottom + 48, tuple(body))
+                  "cases at one place are one mark.", bottom + 48, tuple(body))
 
 
 class _Group(NamedTuple):

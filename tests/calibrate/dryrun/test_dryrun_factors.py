@@ -16,6 +16,7 @@ from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
 from calibrate.emulator import environment
 from calibrate.report.dryrun import report
 from predictor import Workload, predict
+from predictor.engine.setup import FP32
 from tests.calibrate.small_jobs import ROOT, needs_emulator
 from tests.calibrate.trainer import script as trainer_script
 from tests.predictor.small import small_llama
@@ -24,8 +25,6 @@ pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
 MIB = 1 << 20
 SEQUENCE, BATCH = 128, 2
-SCALARS_BYTES = 64
-"""Numbers of a few bytes that engines keep for themselves, which are not predicted."""
 TRAIN = """
     import json, sys, torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -147,10 +146,9 @@ def test_the_operator_and_module_of_the_peak_are_those_of_the_prediction(loop, t
 def test_the_factors_of_a_rank_are_those_of_its_prediction(loop, tmp_path, engine):
     found, expected = loop(engine), predicted(tmp_path, engine)
     ours, theirs = merged(found.factors), merged(expected.factors)
-    assert ours.pop("unattributed", 0) < SCALARS_BYTES
-    for split in (ours, theirs):
-        split.pop("allocator")  # the scalars have blocks, too
-    assert abs(ours.pop("computed") - theirs.pop("computed")) < SCALARS_BYTES
+    ours["computed"] += ours.pop("unattributed", 0)
+    if engine == "deepspeed":  # no optimizer holds the norm that DeepSpeed keeps
+        theirs["optimizer_states"], theirs["computed"] = theirs["optimizer_states"] - FP32, theirs["computed"] + FP32
     assert ours == theirs
 
 

@@ -305,6 +305,24 @@ def test_the_runtime_is_the_median_and_one_crowded_device_does_not_move_it():
     assert (found.fixed_bytes, found.nccl_bytes, found.measured_on) == (600 * MIB, 0, "device")
 
 
+def under_zero(stage: int, size: int) -> Job:
+    return Job(Workload(**MODEL, zero_stage=stage, data_parallel_size=8), runtime_bytes=size * MIB)
+
+
+def test_zero_1_and_2_take_further_bytes_and_the_spread_is_that_of_nine_in_ten_jobs():
+    plain = [Job(runtime_bytes=size * MIB) for size in (600, 602)]
+    found = fit_runtime([*plain, under_zero(3, 600), under_zero(1, 672), *[under_zero(2, 672)] * 5, under_zero(2, 664)],
+                        "device")
+    assert (found.bytes(8), found.bytes(8, 3), found.bytes(8, 1), found.bytes(8, 2)) == \
+        (600 * MIB, 600 * MIB, 672 * MIB, 672 * MIB)
+    assert found.standard_error == 1 * MIB  # 0 in eight of nine, 2 MiB, and 8 MiB in one of nine
+
+
+def test_where_all_jobs_are_under_zero_2_their_further_bytes_are_in_the_fixed_part():
+    found = fit_runtime([under_zero(2, 672)] * 3, "device")
+    assert (found.fixed_bytes, found.zero_bytes) == (672 * MIB, 0)
+
+
 def test_communicators_add_once_and_by_rank():
     jobs = [Job(runtime_bytes=600 * MIB)] * 3 + [group(n, (650 + 3 * n) * MIB) for n in (2, 4, 8)]
     found = fit_runtime(jobs, "emulated")

@@ -9,7 +9,7 @@ import pytest
 
 from predictor.jobs import dispatch
 from tests.calibrate import trainer
-from tests.calibrate.small_jobs import SCALARS_BYTES, measured_and_predicted, needs_emulator, workload
+from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator, workload
 from tests.predictor.small import small_llama
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -33,8 +33,8 @@ def test_every_moment_needs_what_is_predicted(tmp_path: Path, document, changes)
         changes = changes | {"model": str(tmp_path / "model.json")}
     record, _, simulation = measured_and_predicted(workload(tmp_path, gpu="h100-80gb", profile="none", **changes))
     predicted = {(row.step, row.moment): row.requested_bytes for row in record.predicted.moments}
-    assert all(0 <= row.requested_bytes - predicted[row.step, row.moment] <= SCALARS_BYTES for row in record.job.moments)
-    assert 0 <= record.peak("allocated_bytes").bytes - simulation.peak_allocated_bytes <= 512 * SCALARS_BYTES // 8
+    assert all(row.requested_bytes == predicted[row.step, row.moment] for row in record.job.moments)
+    assert record.peak("allocated_bytes").bytes == simulation.peak_allocated_bytes
     assert simulation.peak_reserved_bytes == record.peak("reserved_bytes").bytes
 
 

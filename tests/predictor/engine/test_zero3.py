@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,7 +116,8 @@ def test_a_saved_tensor_keeps_a_storage_beyond_its_release():
 def reduced(gradients: list[int], **changes) -> tuple[int, int]:
     """Highest and last bytes of a micro-step's gradients, each of which is made just before it is ready."""
     tape = Tape()
-    reduction = Reduction(tape, TENSORS, zero(**changes), DEGREE, 0, Waits(tape, several=False), last=True)
+    setup = SimpleNamespace(deepspeed=zero(**changes), data_parallel_size=DEGREE, gpu=None)
+    reduction = Reduction(tape, TENSORS, setup, 0, Waits(tape, several=False), last=True)
     for parameter in gradients:
         reduction.add(parameter, tape.allocate(TENSORS[parameter].bytes, Factor.GRADIENTS, "made"))
     reduction.reduce()
