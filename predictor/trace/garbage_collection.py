@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-
 _SKIPS = ContextVar("_SKIPS", default=False)
 """Whether :func:`existing_objects_skipped` has frozen the objects that are frozen."""
 

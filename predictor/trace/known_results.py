@@ -92,7 +92,7 @@ def _is_determined(func: torch._ops.OpOverload) -> bool:
 
 
 def _key(args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
-    described: list[Hashable] = []
+    described: list[Any] = []
     _describe(args, described)
     if kwargs:
         described += kwargs
@@ -100,7 +100,7 @@ def _key(args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
     return tuple(described)
 
 
-def _describe(values: Iterable[Any], described: list[Hashable]) -> None:
+def _describe(values: Iterable[Any], described: list[Any]) -> None:
     """Appends what an operator on meta sees of its arguments."""
     for value in values:
         kind = type(value)
