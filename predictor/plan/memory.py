@@ -17,6 +17,7 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.events import timeline
+from predictor.events.composed_run import sizes_at
 from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import learned, store
@@ -286,8 +287,11 @@ class Memory:
         self.counts.composed += 1
         limit = job.sure_bytes
         events = job.composed(limit, job.ranks(limit)[0])
-        batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
-        peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
+        if len(shapes) == 1:
+            peaks = timeline.running_sum(events, sizes_at(events, shapes[0], job.gpu)).max(keepdims=True)
+        else:
+            batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
+            peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
         return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,))) - limit
 
 
