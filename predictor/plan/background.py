@@ -67,6 +67,7 @@ class Background:
         self._memory = memory
         self._tasks: dict[Hashable, Task] = {}
         self._asked: set[Hashable] = set()
+        self._known: dict[int, Question] = {}
         self._processes: list[subprocess.Popen] = []
         self._of_thread = threading.local()
         self._number = _processes() if memory.trace and cache_directory() else 0
@@ -87,7 +88,8 @@ class Background:
     def begin(self, questions: Sequence[Question]) -> None:
         """Hands out the questions that need formulas which nobody traces yet."""
         for question in questions if self._number else ():
-            key = self._memory.missing(question)
+            key = None if id(question) in self._known else self._memory.missing(question)
+            self._known[id(question)] = question
             if key is not None and key not in self._asked:
                 self._asked.add(key)
                 order = Order(question, frozenset(self._memory.short), interpreter.CHOSEN.get())

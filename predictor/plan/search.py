@@ -86,6 +86,7 @@ class Queue:
         shapes: all shapes, those without a formula too.
         states_bytes: bytes that every shape needs at least.
         decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
+        questions: number of micro-steps -> which of those shapes fit.
         doubted: the rank that ran out of memory at the last predicted shape. At the next shapes it is simulated alone
             first: the job fits only where it survives.
     """
@@ -97,6 +98,7 @@ class Queue:
     at: int = 0
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
+    questions: dict[int, Question] = field(default_factory=dict)
     doubted: int | None = None
     shapes: Sequence[Candidate] = field(init=False)
 
@@ -254,6 +256,7 @@ def keeps_formulas(queue: Queue, memory: Memory) -> bool:
     memory.counts.no_formula += len(left) - len(kept)
     queue.candidates = [queue.candidates[index] for index in kept]
     queue.keys = [queue.keys[index] for index in kept]
+    queue.questions.clear()
     queue.at = 0
     return True
 
@@ -274,9 +277,11 @@ def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -
 def _question(queue: Queue) -> Question:
     """Which shapes of a queue fit, of those with as many micro-steps as its best shape."""
     micro_steps = min(queue.candidates[queue.at].accumulation, MICRO_STEPS)  # further micro-steps allocate the same
-    points = sorted({_point(c) for c in queue.candidates if min(c.accumulation, MICRO_STEPS) == micro_steps})
-    return Question(queue.setting, micro_steps, points,
-                    sorted({_point(c) for c in queue.shapes if _point(c) < points[0]}))
+    if micro_steps not in queue.questions:
+        points = sorted({_point(c) for c in queue.candidates if min(c.accumulation, MICRO_STEPS) == micro_steps})
+        smaller = sorted({_point(c) for c in queue.shapes if _point(c) < points[0]})
+        queue.questions[micro_steps] = Question(queue.setting, micro_steps, points, smaller)
+    return queue.questions[micro_steps]
 
 
 def _may_fit(queue: Queue, question: Question, memory: Memory) -> bool:
