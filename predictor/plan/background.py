@@ -23,6 +23,7 @@ from predictor.common.storage import cache_directory
 from predictor.formula import interpreter
 from predictor.formula.interpreter import Interpreter
 from predictor.plan.memory import Memory, Question
+from predictor.plan.setting import Setting
 
 MOST = 3
 """Processes, beside the one that walks."""
@@ -67,7 +68,7 @@ class Background:
         self._memory = memory
         self._tasks: dict[Hashable, Task] = {}
         self._asked: set[Hashable] = set()
-        self._known: dict[int, Question] = {}
+        self._seen: set[tuple[Setting, int]] = set()
         self._processes: list[subprocess.Popen] = []
         self._of_thread = threading.local()
         self._number = _processes() if memory.trace and cache_directory() else 0
@@ -88,8 +89,9 @@ class Background:
     def begin(self, questions: Sequence[Question]) -> None:
         """Hands out the questions that need formulas which nobody traces yet."""
         for question in questions if self._number else ():
-            key = None if id(question) in self._known else self._memory.missing(question)
-            self._known[id(question)] = question
+            seen = question.setting, question.micro_steps
+            key = None if seen in self._seen else self._memory.missing(question)
+            self._seen.add(seen)
             if key is not None and key not in self._asked:
                 self._asked.add(key)
                 order = Order(question, frozenset(self._memory.short), interpreter.CHOSEN.get())
@@ -126,6 +128,8 @@ class Background:
             if process is None:
                 process = self._of_thread.process = _started()
                 self._processes.append(process)
+                if self._is_over:  # after __exit__ looked
+                    process.kill()
             pickle.dump(order, _pipe(process.stdin))
             _pipe(process.stdin).flush()
             return pickle.load(_pipe(process.stdout))
