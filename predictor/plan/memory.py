@@ -248,14 +248,18 @@ class Memory:
         before: Job | None = None
         for shapes in groups.values():
             first = Point(shapes[0].batch, shapes[0].sequence or None)
+            several = len(shapes) > 1
             if beyond and (beyond[-1][-1] > 0 or (
-                    len(shapes) > 1 and before and self._is_doubtful(before, shapes[0])
+                    several and before and training_job.needs_trace(request.at(shapes[-1]))
+                    and self._is_doubtful(before, shapes[0])
                     and self._exceeds(setting, first, accumulation))):  # larger shapes do not fit either
                 beyond.append(np.full(len(shapes), np.inf))
                 continue
-            before = job = self.job(setting, first, accumulation)
-            if len(shapes) > 1 and not job.formula.regime.is_wide:
+            with store.asked(store.Asked.SEVERAL_SHAPES if several else store.Asked.UNKNOWN):
+                before = job = self.job(setting, first, accumulation)
+            if several and not job.formula.regime.is_wide:
                 return None
+            self.counts.composed += 1
             beyond.append(self._closed_form(job, shapes))
             self.least[setting] = min(self.least.get(setting, math.inf), beyond[0][0] + job.sure_bytes)
         return np.maximum.accumulate(np.concatenate(beyond))
@@ -271,7 +275,7 @@ class Memory:
 
     def _exceeds(self, setting: Setting, point: Point, accumulation: int) -> bool:
         """Whether one shape exceeds the capacity. Takes a fraction of the time of the trace of all larger ones."""
-        with store.one_shape_only():
+        with store.asked(store.Asked.ONE_SHAPE):
             job = self.job(setting, point, accumulation)
         return self._closed_form(job, [job.shape])[0] > 0
 
@@ -284,7 +288,6 @@ class Memory:
     def _closed_form(self, job: Job, shapes: Sequence[Shape]) -> np.ndarray:
         """Bytes by which the requested peak at each shape exceeds what PyTorch certainly gets, of the rank that is
         worst at the first shape."""
-        self.counts.composed += 1
         limit = job.sure_bytes
         events = job.composed(limit, job.ranks(limit)[0])
         if len(shapes) == 1:
