@@ -85,6 +85,8 @@ class Background:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.wait()
+        self._tasks = {key: task for key, task in self._tasks.items() if not task.traced.cancelled()}
+        self._count()
 
     def begin(self, questions: Sequence[Question]) -> None:
         """Hands out the questions that need formulas which nobody traces yet."""
@@ -105,10 +107,14 @@ class Background:
         """
         if not self._tasks:
             return
+        self._count()
         key = self._memory.missing(question)
         self._asked.add(key)
-        task = self._tasks.pop(key, None)
-        if task is None or task.traced.cancel():
+        task = self._tasks.get(key)
+        if task is None:
+            return
+        if task.traced.cancel():
+            del self._tasks[key]
             return
         while not task.traced.done():
             free = next((key for key, other in self._tasks.items() if other.traced.cancel()), None)
@@ -117,7 +123,12 @@ class Background:
                 tell()
             else:
                 self._memory.counts.traced += traced_for(self._tasks.pop(free).order, self._memory.progress)
-        self._memory.counts.traced += task.traced.result()
+        self._count()
+
+    def _count(self) -> None:
+        """Counts what was traced for the tasks that are done, and forgets them."""
+        for key in [key for key, task in self._tasks.items() if task.traced.done()]:
+            self._memory.counts.traced += self._tasks.pop(key).traced.result()
 
     def _answer(self, order: Order) -> int:
         """Hands an order to the process of this thread, and returns the number of formulas that were traced for it."""
