@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, OtherReleases
 from predictor.common.progress import Progress
 from predictor.events import timeline
 from predictor.events.composed_run import sizes_at
 from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
-from predictor.formula import learned, store
+from predictor.formula import interpreter, learned, store, tracing
 from predictor.formula.formula_key import formula_key, regimes_at
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.survival import Peaks
 from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.code_models import CodeModel
-from predictor.model.model_config import Modality
+from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
 from predictor.plan.setting import BATCH, LENGTH, Setting
 from predictor.profile import corrections
@@ -156,7 +156,7 @@ class Memory:
         return self.largest(setting, micro_steps, points)
 
     def missing(self, question: Question) -> Hashable:
-        """What all formulas have in common that a question needs and that do not exist yet; None if all exist.
+        """What all formulas have in common that a question needs and that can be traced; None if all exist already.
 
         Settings that differ in their engines, optimizers or degrees may need the same formulas.
         """
@@ -164,8 +164,8 @@ class Memory:
         with suppress(InputError):  # the walk names what cannot be predicted
             if not learned.is_learned_file(setting.keys["model"]) and self.with_formula(setting, points) < {*points}:
                 request = dispatch.resolve(setting.workload(points[0].batch, 1, points[0].sequence))
-                if not isinstance(request.config, CodeModel):
-                    return replace(formula_key(request), regime=ANY)
+                key = replace(formula_key(request), regime=ANY)
+                return key if _can_be_traced(request.config, key) else None
         return None
 
     def is_ruled_out(self, setting: Setting, accumulation: int, point: Point, smaller: Sequence[Point]) -> bool:
@@ -296,6 +296,16 @@ class Memory:
             batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
             peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
         return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,))) - limit
+
+
+def _can_be_traced(config: ModelConfig | None, key: store.Key) -> bool:
+    """Whether its packages are installed, in any releases. A model in the user's own code is not traced unasked."""
+    if config is None or isinstance(config, CodeModel):
+        return False
+    with suppress(OtherReleases):
+        if not interpreter.CHOSEN.get():
+            tracing.require(config, key)
+    return True
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:
