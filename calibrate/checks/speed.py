@@ -38,13 +38,11 @@ FILE, PAGE, PLOT = EVIDENCE / "speed.jsonl", PAGES / "speed.md", PAGES / "speed.
 SHORT_SECONDS, TIMES = 3.0, 5
 """A benchmark that takes less is run so many times."""
 COMMAND = """import sys
-from pathlib import Path
 from predictor import cli
-from predictor.formula import store
-if sys.argv.pop(1) == "traced":
-    store.shipped_directory = lambda: Path("/nowhere")
 sys.exit(cli.main())
 """
+TRACED = "traced"
+"""First word of a command that finds no shipped formulas, nor do the processes that it starts."""
 INSIDE = """import sys, time
 import numpy as np
 from predictor import Workload, predict
@@ -129,12 +127,23 @@ class Benchmark:
 
     def _run(self, words: Sequence[str], cache: str) -> str:
         environment = {**os.environ, "PEAKCAST_CACHE": cache}
-        words = [cache if word == CONFIG else word for word in words]
-        process = subprocess.run([sys.executable, "-c", self.code, *words], env=environment, cwd=ROOT, text=True,
-                                 capture_output=True, check=False)
+        packages = _without_formulas(Path(cache) / "packages") if words[0] == TRACED else ROOT
+        words = [cache if word == CONFIG else word for word in words if word != TRACED]
+        process = subprocess.run([sys.executable, "-c", self.code, *words], env=environment, cwd=packages, text=True,
+                                 capture_output=True, check=False)  # Python imports from there first
         if process.returncode not in (0, 1):
             raise InputError(f"{self.name}: {process.stderr.strip().splitlines()[-1:] or process.returncode}")
         return process.stdout
+
+
+def _without_formulas(directory: Path) -> Path:
+    """A directory of our packages, without shipped formulas."""
+    if not directory.exists():
+        (directory / "profiles").mkdir(parents=True)
+        for source in (ROOT / "predictor", ROOT / "calibrate", *(ROOT / "profiles").iterdir()):
+            if source.name != "formulas":
+                (directory / source.relative_to(ROOT)).symlink_to(source)
+    return directory
 
 
 def options(parser: ArgumentParser) -> None:
@@ -149,25 +158,25 @@ def jobs(args: Namespace) -> list[Benchmark]:
 
 def benchmarks() -> Iterator[Benchmark]:
     """All benchmarks."""
-    first, other = ("traced", *FIRST), ("traced", *_with(FIRST, "--sequence-length", "3072"))
+    first, other = (TRACED, *FIRST), (TRACED, *_with(FIRST, "--sequence-length", "3072"))
     yield Benchmark("Qwen2.5-VL-7B, LoRA: first prediction", first, 10)
     yield Benchmark("Qwen2.5-VL-7B, LoRA: another sequence length", other, 0.5, before=(first,))
     yield Benchmark("Qwen2.5-VL-7B, LoRA: first micro-batch of several samples",
                     (*first, "--per-device-train-batch-size", "2"))
-    yield Benchmark("Qwen2.5-VL-7B, LoRA: with a shipped formula", ("shipped", *FIRST), 0.4)
+    yield Benchmark("Qwen2.5-VL-7B, LoRA: with a shipped formula", FIRST, 0.4)
     yield Benchmark("Qwen3-8B, full: first prediction", (
-        "traced", "predict", "qwen3-8b", "--recipe", "full", "--sequence-length", "2048", "--gpu", "h100-80gb"), 8)
+        TRACED, "predict", "qwen3-8b", "--recipe", "full", "--sequence-length", "2048", "--gpu", "h100-80gb"), 8)
     yield Benchmark("Qwen2.5-VL-72B, full, ZeRO-3: first prediction", (
-        "traced", "predict", "qwen2.5-vl-72b", "--recipe", "full", "--zero-stage", "3", "--data-parallel-size", "64",
+        TRACED, "predict", "qwen2.5-vl-72b", "--recipe", "full", "--zero-stage", "3", "--data-parallel-size", "64",
         "--image-size", "512", "--sequence-length", "2048", "--gpu", "h100-80gb"), 15)
-    yield Benchmark("LLaVA-1.5-7B, ZeRO-2 on 8 GPUs: with a shipped formula", ("shipped", *LLAVA), 0.4)
+    yield Benchmark("LLaVA-1.5-7B, ZeRO-2 on 8 GPUs: with a shipped formula", LLAVA, 0.4)
     yield Benchmark("LLaVA-1.5-7B: whole prediction in a process that made one", ("prediction",), 0.025, INSIDE,
                     prints=True)
     yield Benchmark("LLaVA-1.5-7B: requested peaks of a million shapes", ("shapes",), 0.4, INSIDE, prints=True)
-    yield Benchmark("Qwen2.5-VL-7B, LoRA: plan on one RTX 4090", ("traced", *PLANNED), 20)
-    yield Benchmark("Qwen2.5-VL-7B, LoRA: plan on one RTX 4090, with shipped formulas", ("shipped", *PLANNED), 3)
+    yield Benchmark("Qwen2.5-VL-7B, LoRA: plan on one RTX 4090", (TRACED, *PLANNED), 20)
+    yield Benchmark("Qwen2.5-VL-7B, LoRA: plan on one RTX 4090, with shipped formulas", PLANNED, 3)
     yield Benchmark("LLaVA-1.5-7B: plan on 8 GPUs", (
-        "shipped", "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "a100-80gb", "--gpus", "8"), 3)
+        "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "a100-80gb", "--gpus", "8"), 3)
     most = (*first, "--maximum-load")
     yield Benchmark("Qwen2.5-VL-7B, LoRA: largest batch and sequence", most)
     yield Benchmark("Qwen2.5-VL-7B, LoRA: largest batch and sequence again", most, before=(most,))
@@ -186,18 +195,17 @@ def _series() -> Iterator[Benchmark]:
     for layers in (7, 14, 28, 56, 112):
         deeper = document | {"text_config": document["text_config"] | {"num_hidden_layers": layers}}
         yield one("layers of Qwen2.5-VL-7B, first prediction", layers, (
-            "traced", "predict", CONFIG, "--recipe", "full", "--image-size", "512", "--sequence-length", "512",
+            TRACED, "predict", CONFIG, "--recipe", "full", "--image-size", "512", "--sequence-length", "512",
             "--gpu", "h100-80gb"), config=json.dumps(deeper))
-    pictures = ("traced", *_with(FIRST, "--sequence-length", "70000"), "--images-per-sample")
+    pictures = (TRACED, *_with(FIRST, "--sequence-length", "70000"), "--images-per-sample")
     for number in (2, 4, 8, 16, 32, 64):
         yield one("pictures of Qwen2.5-VL-7B, another number", number, (*pictures, str(number)),
                   before=((*pictures, "3"),))
     for ranks in (1, 8, 64, 512, 4096):
-        yield one("ranks of LLaVA-1.5-7B, ZeRO-2", ranks, (
-            "shipped", *_with(LLAVA, "--data-parallel-size", str(ranks))))
+        yield one("ranks of LLaVA-1.5-7B, ZeRO-2", ranks, _with(LLAVA, "--data-parallel-size", str(ranks)))
     for length in (2048, 8192, 32_768, 131_072):
         yield one("sequence of Llama-3.1-8B", length, (
-            "shipped", "predict", "llama-3.1-8b", "--recipe", "full", "--gpu", "h100-80gb", "--sequence-length",
+            "predict", "llama-3.1-8b", "--recipe", "full", "--gpu", "h100-80gb", "--sequence-length",
             str(length)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 Release = tuple[int, int, int]
 
@@ -44,6 +45,7 @@ CUDA = (((2, 11), 1300), ((2, 8), 1208), ((2, 7), 1206), ((2, 5), 1204), ((0, 0)
 """(first release of PyTorch, CUDA that its build of PyPI was compiled with), newest first: 1208 is 12.8."""
 
 
+@cache
 def release(version: str) -> Release:
     """The three numbers of a version: ``"0.19.8+cu130"`` becomes ``(0, 19, 8)``."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)

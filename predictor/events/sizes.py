@@ -7,6 +7,7 @@ of the shape. Evaluation is exact in integers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,9 +43,9 @@ class Monomial:
     exponents: tuple[int, int, int]
 
     def __call__(self, shape, gpu=None) -> np.ndarray | int:
-        batch, sequence, images = shape
-        i, j, k = self.exponents
-        return batch**i * sequence**j * images**k
+        # numpy computes the power 0 of an array as slowly as any other
+        return math.prod(symbol if power == 1 else symbol**power
+                         for symbol, power in zip(shape, self.exponents) if power)
 
     def __str__(self) -> str:
         powers = [f"{name}^{power}" if power > 1 else name

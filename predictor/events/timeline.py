@@ -90,24 +90,26 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     Sums are rewritten in ``shape - at_least``, which is not negative. A sum is left out if another sum has no smaller
     coefficient in any term: the other one is then at least as large at every shape.
     """
-    table = events.sizes
-    change = table.coefficients[events.size_row] * events.sign[:, None]
-    sums = np.cumsum(change, axis=0)
+    table, size_row, sign = events.sizes, events.size_row, events.sign.astype(np.int64)
     # Of consecutive allocations, only the last can be a peak.
-    tops = np.flatnonzero((events.sign > 0) & np.append(events.sign[1:] <= 0, True))
-    sums, first = np.unique(sums[tops], axis=0, return_index=True)
-    index = tops[first]
-    shifted = sums @ shift(table.terms, at_least)
-    left = np.argsort(-shifted.sum(axis=1), kind="stable")
+    tops = np.flatnonzero((sign > 0) & np.append(sign[1:] <= 0, True))
+    shifted = (table.coefficients @ shift(table.terms, at_least)).T
+    sums = np.stack([np.cumsum(row_bytes[size_row] * sign)[tops] for row_bytes in shifted if row_bytes.any()])
+    order = np.argsort(-sums.sum(axis=0), kind="stable")  # of equal sums the first comes first, and the others go
+    tops, sums = tops[order], sums[:, order]
     kept: list[int] = []
-    while left.size:
-        kept.append(left[0])
-        left = left[(shifted[left] > shifted[left[0]]).any(axis=1)]
-    kept_rows = np.array(sorted(kept, key=lambda row: index[row]))
-    used = sums[kept_rows].any(axis=0)
+    while tops.size:
+        kept.append(int(tops[0]))
+        higher = (sums > sums[:, :1]).any(axis=0)
+        tops, sums = tops[higher], sums[:, higher]
+    index = np.sort(np.array(kept, dtype=np.int64))
+    alive = np.cumsum([np.bincount(size_row[start:end], sign[start:end], len(table))
+                       for start, end in zip([0, *index + 1], index + 1)], axis=0)
+    rows = alive.astype(np.int64) @ table.coefficients
+    used = rows.any(axis=0)
     used[0] = True  # the constant stays first
     terms = tuple(term for term, needed in zip(table.terms, used) if needed)
-    return ClosedForm(SizeTable(terms, sums[np.ix_(kept_rows, used)]), index[kept_rows])
+    return ClosedForm(SizeTable(terms, rows[:, used]), index)
 
 
 def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:

@@ -123,14 +123,16 @@ def _flash_splits(gpu, batch, heads, sequence, width, keys):
     slots = 2 * gpu.multiprocessors
 
     def splits(count: int, keys: int) -> int:
-        if count >= 0.8 * slots:
-            return 1
         candidates = [n for n in range(1, min(128, slots, keys) + 1)
                       if n == 1 or _ceil_div(keys, n) != _ceil_div(keys, n - 1)]
         efficiency = {n: (count * n / slots) / _ceil_div(count * n, slots) for n in candidates}
         return next(n for n in candidates if efficiency[n] >= 0.85 * max(efficiency.values()))
 
-    return np.vectorize(splits, otypes=[np.int64])(blocks, key_blocks)
+    blocks, key_blocks = np.broadcast_arrays(blocks, key_blocks)
+    result, few = np.ones(blocks.shape, dtype=np.int64), blocks < 0.8 * slots
+    pairs, at = np.unique(np.stack([blocks[few], key_blocks[few]]), axis=1, return_inverse=True)
+    result[few] = np.array([splits(*pair) for pair in pairs.T.tolist()], dtype=np.int64)[at.ravel()]
+    return result
 
 
 def efficient_rows(gpu, batch, heads, sequence, width):
@@ -206,16 +208,16 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
         all_of_it: 1 if the whole tensor is reduced to one number.
         inner: contiguous kept elements, if they are not all ``outputs``.
     """
-    vector = np.where(along_rows, 1, np.gcd(outputs if inner is None else inner, 4))
-    first = np.where(along_rows, np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs), outputs // vector)
-    second = np.where(along_rows, outputs, inputs)
+    vector = 1 if along_rows else np.gcd(outputs if inner is None else inner, 4)
+    first, second = (inputs, outputs) if along_rows else (outputs // vector, inputs)
+    if along_rows and all_of_it == 1:
+        first = np.where(inputs > 128, inputs // 4, inputs)
     most = 512 // vector
     first, second = (np.minimum(_last_power_of_two(d), most) for d in (first, second))
     width = np.minimum(first, 32)
     height = np.minimum(second, most // width)
     width = np.minimum(first, most // height)
-    step_input = np.where(along_rows, width, 1)
-    step_output = np.where(along_rows, 1, width)
+    step_input, step_output = (width, 1) if along_rows else (1, width)
     across_warps = _ceil_div(inputs, step_input) >= np.minimum(height * 16, 256)
     step_input = np.where(across_warps, step_input * height, step_input)
     step_output = np.where(across_warps, step_output, step_output * height)
@@ -224,7 +226,7 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
     target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (width * height))
     blocks = np.maximum(np.minimum(_ceil_div(target, grid), _ceil_div(values, 16)), _ceil_div(values, 256))
     shared = across_warps & (values >= 256) & (grid <= target) & (blocks > 1)
-    size = accumulator_bytes * outputs * blocks * np.where(along_rows, 1, width * vector)
+    size = accumulator_bytes * outputs * blocks * (1 if along_rows else width * vector)
     return np.where(shared, size, 0), np.where(shared, 4 * grid, 0)
 
 

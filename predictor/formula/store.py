@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
 from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
@@ -154,6 +155,31 @@ def existing_only(switched_on: bool = True) -> Iterator[None]:
         _EXISTING_ONLY.reset(token)
 
 
+class Asked(Enum):
+    """What else is asked about a formula's workload: nothing that is known; no other shape; other shapes, too."""
+
+    UNKNOWN = "unknown"
+    ONE_SHAPE = "one shape"
+    SEVERAL_SHAPES = "several shapes"
+
+
+_ASKED = ContextVar("_ASKED", default=Asked.UNKNOWN)
+
+
+@contextlib.contextmanager
+def asked(about: Asked) -> Iterator[None]:
+    """Inside this context :func:`get` knows what else is asked.
+
+    For one shape it traces only the last of its keys, which is the fastest. For several shapes it takes a formula of
+    the last key, of a single shape, only if no other key is one regime.
+    """
+    token = _ASKED.set(about)
+    try:
+        yield
+    finally:
+        _ASKED.reset(token)
+
+
 def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     """The formula of the first of these keys that is shipped or cached.
 
@@ -162,20 +188,16 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
     Raises:
         NotTraced: there is no formula, inside :func:`existing_only`.
     """
-    for key in keys:
-        shipped = shipped_directory() / key.filename()
-        if shipped.is_file():
-            return _load(shipped, shipped.stat().st_mtime_ns)
-        cached = _cached(key)
-        if cached is not None:
-            with contextlib.suppress(OSError, InputError):  # a damaged file is traced again
-                return _load(cached, cached.stat().st_mtime_ns)
-        if key.filename() in _NOT_KEPT:
-            return _NOT_KEPT[key.filename()]
+    wider, about = keys[:-1], _ASKED.get()
+    waits = wider and about is Asked.SEVERAL_SHAPES and not _EXISTING_ONLY.get()
+    for key in wider if waits else keys:
+        existing = _existing(key)
+        if existing is not None:
+            return existing
     if _EXISTING_ONLY.get():
         raise NotTraced(NO_FORMULA)
-    for key in keys[:-1]:
-        if _is_split(key):
+    for key in wider:
+        if about is Asked.ONE_SHAPE or _is_split(key):
             continue
         try:
             return _kept(key, trace(key))
@@ -183,7 +205,19 @@ def get(keys: Sequence[Key], trace: Callable[[Key], Formula]) -> Formula:
             _SPLIT.add(key.filename())
             if error.__cause__ is None:  # else the model failed, which may be different the next time
                 _remember_split(key)
-    return _kept(keys[-1], trace(keys[-1]))
+    return _existing(keys[-1]) or _kept(keys[-1], trace(keys[-1]))
+
+
+def _existing(key: Key) -> Formula | None:
+    """The formula of a key that is shipped or cached; None if there is none."""
+    shipped = shipped_directory() / key.filename()
+    if shipped.is_file():
+        return _load(shipped, shipped.stat().st_mtime_ns)
+    cached = _cached(key)
+    if cached is not None:
+        with contextlib.suppress(OSError, InputError):  # a damaged file is traced again
+            return _load(cached, cached.stat().st_mtime_ns)
+    return _NOT_KEPT.get(key.filename())
 
 
 def has(keys: Iterable[Key]) -> bool:

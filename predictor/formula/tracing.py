@@ -39,7 +39,7 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
         InputError: a needed package is missing or of another version, or the model cannot be built or traced.
         NotOneRegime: shapes of the regime do not share one list of events.
     """
-    _require(config, key)
+    require(config, key)
     import transformers
 
     from predictor.trace import flash_attention
@@ -209,7 +209,13 @@ def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
                                f"which is not predicted yet: {advice_for(mode)}")
 
 
-def _require(config: ModelConfig, key: Key) -> None:
+def require(config: ModelConfig, key: Key) -> None:
+    """Checks that the packages which a trace needs are installed in their releases.
+
+    Raises:
+        InputError: one is missing.
+        OtherReleases: one has another version.
+    """
     packages = {"torch": key.torch, "transformers": key.transformers}
     packages |= {"peft": key.lora.peft} if key.lora else {}
     packages |= {"bitsandbytes": key.quantization.bitsandbytes} if key.quantization else {}

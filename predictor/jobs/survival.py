@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from predictor.allocator.simulate import Columns, Device, Simulation, held_bytes
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType
 from predictor.profile.corrections import Margin
-from predictor.snapshot.recording import RecordingAllocator
+
+if TYPE_CHECKING:
+    from predictor.snapshot.recording import RecordingAllocator
 
 PAGE_BYTES = 2 << 20
 """Segments are multiples of 2 MiB, so capacities between two multiples make no difference."""
@@ -247,6 +250,8 @@ def _highest(ranks: Sequence[Reserved]) -> Reserved:
 
 def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> RecordingAllocator:
     """Plays the outcome's run again, and records the allocator's history."""
+    from predictor.snapshot.recording import RecordingAllocator
+
     allocator = RecordingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
     events = outcome.run.events
 

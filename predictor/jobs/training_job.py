@@ -92,7 +92,7 @@ class Job:
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
         if self.workload.offload:
-            notes += (cast(Offloading, engine_of(self.formula, self.setup)).host().note(),)
+            notes += (cast(Offloading, engine_of(self.formula, self._setup_at(self.workload.capacity))).host().note(),)
         notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)
         if self.workload.rank == "worst":
             notes += self._left_out()
@@ -162,6 +162,8 @@ class Job:
         Args:
             limit_bytes: a limit whose engine is at hand; composing another one takes time.
         """
+        if self.setup.world_size == 1:
+            return [0]
         engine = engine_of(self.formula, self._setup_at(limit_bytes))
         first_ranks: dict[Hashable, int] = {}
         for rank in range(self.setup.world_size):

@@ -6,7 +6,6 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-from unittest.mock import patch
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import modality
@@ -138,6 +137,8 @@ def import_for_meta() -> None:
 
     bitsandbytes compiles its kernels for the CPU, which are never called on meta.
     """
+    from unittest.mock import patch  # here, because it takes longer to import than a shipped formula needs
+
     import torch
 
     def as_it_is(function=None, **_options):

@@ -40,6 +40,9 @@ def maximum(best: Configuration, shapes: Sequence[Candidate] | None, goal: str, 
         goal: one of :data:`predictor.plan.search.GOALS`.
     """
     chosen = best.candidate
+    if goal != "sequence" and memory.is_known_to_exceed(best.setting, Point(chosen.batch + 1, chosen.sequence),
+                                                        chosen.accumulation):
+        return Maximum(chosen, chosen.batch)
     found = largest_batch(best, goal, memory)
     limits = largest_size.may_fit_too("Micro batches of", found)
     if shapes is None:

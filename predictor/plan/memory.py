@@ -7,25 +7,27 @@ fit. Memory grows with the shape, so halving finds the largest of the remaining 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, OtherReleases
 from predictor.common.progress import Progress
 from predictor.events import timeline
-from predictor.events.regimes import Regime
+from predictor.events.composed_run import sizes_at
+from predictor.events.regimes import Regime, regime_of
 from predictor.events.sizes import Shape
-from predictor.formula import learned, store
-from predictor.formula.formula_key import regimes_at
+from predictor.formula import interpreter, learned, store, tracing
+from predictor.formula.formula_key import formula_key, regimes_at
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.survival import Peaks
 from predictor.jobs.training_job import Job
 from predictor.model import models
-from predictor.model.model_config import Modality
+from predictor.model.code_models import CodeModel
+from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
 from predictor.plan.setting import BATCH, LENGTH, Setting
 from predictor.profile import corrections
@@ -36,12 +38,30 @@ SOME = 8_192
 NEAR = 4
 """Tries in a row that follow their hints alone. Each further one goes back twice as far as the one before."""
 
+ANY = regime_of(Shape(0, 0, 0))
+"""Takes the place of the regime where it does not matter."""
+
 
 class Point(NamedTuple):
     """A shape: samples of a micro batch, and tokens of each sample."""
 
     batch: int
     sequence: int | None
+
+
+class Question(NamedTuple):
+    """Which shapes of a setting fit.
+
+    Attributes:
+        micro_steps: number of accumulated micro-batches.
+        points: the shapes, in ascending order.
+        smaller: smaller shapes of the setting, in ascending order.
+    """
+
+    setting: Setting
+    micro_steps: int
+    points: Sequence[Point]
+    smaller: Sequence[Point]
 
 
 @dataclass
@@ -124,6 +144,30 @@ class Memory:
             self._largest[key] = self._search(setting, accumulation, points)
         return self._largest[key]
 
+    def answer(self, question: Question) -> int:
+        """Index of the last point at which the worst rank survives; -1 if there is none.
+
+        Raises:
+            InputError: as :meth:`job`.
+        """
+        setting, micro_steps, points, smaller = question
+        if self.is_ruled_out(setting, micro_steps, points[0], smaller):
+            return -1
+        return self.largest(setting, micro_steps, points)
+
+    def missing(self, question: Question) -> Hashable:
+        """What all formulas have in common that a question needs and that can be traced; None if all exist already.
+
+        Settings that differ in their engines, optimizers or degrees may need the same formulas.
+        """
+        setting, points = question.setting, [question.points[0], question.points[-1]]
+        with suppress(InputError):  # the walk names what cannot be predicted
+            if not learned.is_learned_file(setting.keys["model"]) and self.with_formula(setting, points) < {*points}:
+                request = dispatch.resolve(setting.workload(points[0].batch, 1, points[0].sequence))
+                key = replace(formula_key(request), regime=ANY)
+                return key if _can_be_traced(request.config, key) else None
+        return None
+
     def is_ruled_out(self, setting: Setting, accumulation: int, point: Point, smaller: Sequence[Point]) -> bool:
         """Whether a smaller shape exceeds the capacity already, so that this one need not be traced.
 
@@ -201,29 +245,67 @@ class Memory:
         for shape, regime in zip(shapes, regimes_at(request, shapes)):
             groups.setdefault(regime, []).append(shape)
         beyond: list[np.ndarray] = []
+        before: Job | None = None
         for shapes in groups.values():
-            if beyond and beyond[-1][-1] > 0:  # larger shapes do not fit either
+            first = Point(shapes[0].batch, shapes[0].sequence or None)
+            several = len(shapes) > 1
+            if beyond and (beyond[-1][-1] > 0 or (
+                    several and before and training_job.needs_trace(request.at(shapes[-1]))
+                    and self._is_doubtful(before, shapes[0])
+                    and self._exceeds(setting, first, accumulation))):  # larger shapes do not fit either
                 beyond.append(np.full(len(shapes), np.inf))
                 continue
-            job = self.job(setting, Point(shapes[0].batch, shapes[0].sequence or None), accumulation)
-            if len(shapes) > 1 and not job.formula.regime.is_wide:
+            with store.asked(store.Asked.SEVERAL_SHAPES if several else store.Asked.UNKNOWN):
+                before = job = self.job(setting, first, accumulation)
+            if several and not job.formula.regime.is_wide:
                 return None
-            limit = job.sure_bytes
-            beyond.append(self._closed_form(job, shapes, limit) - limit)
-            self.least[setting] = min(self.least.get(setting, math.inf), beyond[0][0] + limit)
+            self.counts.composed += 1
+            beyond.append(self._closed_form(job, shapes))
+            self.least[setting] = min(self.least.get(setting, math.inf), beyond[0][0] + job.sure_bytes)
         return np.maximum.accumulate(np.concatenate(beyond))
 
-    def _closed_form(self, job: Job, shapes: Sequence[Shape], limit: int) -> np.ndarray:
-        """Requested peak in bytes at each shape, of the rank that is worst at the first shape.
+    def _is_doubtful(self, smaller: Job, shape: Shape) -> bool:
+        """Whether a shape of another regime probably exceeds the capacity: whether one sample with as many tokens does.
 
         Args:
-            limit: bytes that PyTorch may reserve.
+            smaller: the job of a smaller shape.
         """
-        self.counts.composed += 1
+        batch, sequence, images = smaller.shape
+        return self._closed_form(smaller, [Shape(batch, sequence * shape.batch // batch, images)])[0] > 0
+
+    def _exceeds(self, setting: Setting, point: Point, accumulation: int) -> bool:
+        """Whether one shape exceeds the capacity. Takes a fraction of the time of the trace of all larger ones."""
+        with store.asked(store.Asked.ONE_SHAPE):
+            job = self.job(setting, point, accumulation)
+        return self._closed_form(job, [job.shape])[0] > 0
+
+    def is_known_to_exceed(self, setting: Setting, point: Point, accumulation: int) -> bool:
+        """Whether a shape has a formula, and exceeds the capacity by it."""
+        with suppress(InputError), store.existing_only():
+            return self._exceeds(setting, point, accumulation)
+        return False
+
+    def _closed_form(self, job: Job, shapes: Sequence[Shape]) -> np.ndarray:
+        """Bytes by which the requested peak at each shape exceeds what PyTorch certainly gets, of the rank that is
+        worst at the first shape."""
+        limit = job.sure_bytes
         events = job.composed(limit, job.ranks(limit)[0])
-        batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
-        peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
-        return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,)))
+        if len(shapes) == 1:
+            peaks = timeline.running_sum(events, sizes_at(events, shapes[0], job.gpu)).max(keepdims=True)
+        else:
+            batch, sequence, images = np.array([tuple(shape) for shape in shapes]).T
+            peaks = timeline.closed_form(events, at_least=job.lowest()).peaks(batch, sequence, images, job.gpu)
+        return peaks * min(1.0, *(corrections.coefficients(job.profile) or (1.0,))) - limit
+
+
+def _can_be_traced(config: ModelConfig | None, key: store.Key) -> bool:
+    """Whether its packages are installed, in any releases. A model in the user's own code is not traced unasked."""
+    if config is None or isinstance(config, CodeModel):
+        return False
+    with suppress(OtherReleases):
+        if not interpreter.CHOSEN.get():
+            tracing.require(config, key)
+    return True
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:

@@ -17,6 +17,7 @@ from predictor.common.errors import InputError
 from predictor.formula import learned, store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
+from predictor.plan.background import Background
 from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
 from predictor.plan.memory import Counts, Memory
 from predictor.plan.methods import Method, methods
@@ -181,7 +182,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
     waiting = Waiting.of(around, examples.job, wanted, label)
-    found, queues = _searched(waiting, examples, wanted, memory, telling)
+    with Background(memory) as background:
+        found, queues = _searched(waiting, examples, wanted, telling, background)
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)
     best = found.fitting[0] if found.fitting else None
@@ -208,8 +210,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
 
 
-def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memory,
-              telling: Telling) -> tuple[Found, list[Queue]]:
+def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, telling: Telling,
+              background: Background) -> tuple[Found, list[Queue]]:
     """The result of the search, with the settings that it looked at.
 
     Settings that rank after all that was wanted are not looked at: their facts may need traces.
@@ -225,7 +227,7 @@ def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, memory: Memo
                 ready.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
             except InputError as error:
                 found.left_out.append((setting, str(error)))
-        walk(ready, memory, wanted.top, _capacity(examples.job.workload), found, telling)
+        walk(ready, examples.memory, wanted.top, _capacity(examples.job.workload), found, telling, background)
         queues += ready
     return found, queues
 

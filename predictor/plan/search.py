@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,9 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.engine.setup import MICRO_STEPS
 from predictor.formula import learned, store
+from predictor.plan.background import Background
 from predictor.plan.cost import Estimate
-from predictor.plan.memory import Memory, Point
+from predictor.plan.memory import Memory, Point, Question
 from predictor.plan.setting import ALONE, Setting
 
 GOALS = ("cost", "batch", "sequence")
@@ -84,6 +86,7 @@ class Queue:
         shapes: all shapes, those without a formula too.
         states_bytes: bytes that every shape needs at least.
         decided: numbers of micro-steps whose shapes the closed form has compared with the capacity.
+        questions: number of micro-steps -> which of those shapes fit.
         doubted: the rank that ran out of memory at the last predicted shape. At the next shapes it is simulated alone
             first: the job fits only where it survives.
     """
@@ -95,6 +98,7 @@ class Queue:
     at: int = 0
     states_bytes: int = 0
     decided: set[int] = field(default_factory=set)
+    questions: dict[int, Question] = field(default_factory=dict)
     doubted: int | None = None
     shapes: Sequence[Candidate] = field(init=False)
 
@@ -192,7 +196,7 @@ def differing(setting: Setting) -> tuple[bool, int]:
 
 
 def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: int, found: Found,
-         telling: Telling = QUIET) -> None:
+         telling: Telling, background: Background) -> None:
     """Adds to what was found, until it has the ``wanted`` best settings that fit, each at its best shape.
 
     The result also has the best configuration of each way to share the work. On one GPU the best plain loop is always
@@ -200,6 +204,7 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
 
     Args:
         telling: is told each examination before it begins.
+        background: traces formulas for the settings that will be examined in any case.
     """
     found.failed += [queue.setting for queue in queues if queue.states_bytes > capacity_bytes]
     waiting = [(queue.key, number, queue) for number, queue in enumerate(queues)
@@ -212,9 +217,14 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         if not ranked and sharing in found.cheapest:
             found.unseen.append(queue.setting)
             continue
-        telling.step(Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None))
+        step = Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None)
+        telling.step(step)
+        following = heapq.nsmallest(wanted - len(found.fitting) - 1, waiting)
+        background.begin([_question(other) for _, _, other in following])
+        question = _question(queue)
+        background.finish(question, partial(telling.step, step))
         try:
-            fitting = predicted(queue, memory) if _may_fit(queue, memory) else None
+            fitting = predicted(queue, memory) if _may_fit(queue, question, memory) else None
         except InputError as error:
             if isinstance(error, store.NotTraced) and keeps_formulas(queue, memory):
                 heapq.heappush(waiting, (queue.key, number, queue))
@@ -246,6 +256,7 @@ def keeps_formulas(queue: Queue, memory: Memory) -> bool:
     memory.counts.no_formula += len(left) - len(kept)
     queue.candidates = [queue.candidates[index] for index in kept]
     queue.keys = [queue.keys[index] for index in kept]
+    queue.questions.clear()
     queue.at = 0
     return True
 
@@ -263,17 +274,23 @@ def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -
     return Configuration(queue.setting, chosen, cost, prediction)
 
 
-def _may_fit(queue: Queue, memory: Memory) -> bool:
+def _question(queue: Queue) -> Question:
+    """Which shapes of a queue fit, of those with as many micro-steps as its best shape."""
+    micro_steps = min(queue.candidates[queue.at].accumulation, MICRO_STEPS)  # further micro-steps allocate the same
+    if micro_steps not in queue.questions:
+        points = sorted({_point(c) for c in queue.candidates if min(c.accumulation, MICRO_STEPS) == micro_steps})
+        smaller = sorted({_point(c) for c in queue.shapes if _point(c) < points[0]})
+        queue.questions[micro_steps] = Question(queue.setting, micro_steps, points, smaller)
+    return queue.questions[micro_steps]
+
+
+def _may_fit(queue: Queue, question: Question, memory: Memory) -> bool:
     """Whether the queue's best shape may fit. If not, moves the queue on to its next shape that may fit."""
-    chosen = queue.candidates[queue.at]
-    micro_steps = min(chosen.accumulation, MICRO_STEPS)  # further micro-steps allocate the same
-    points = sorted({_point(c) for c in queue.candidates if min(c.accumulation, MICRO_STEPS) == micro_steps})
+    chosen, points, micro_steps = queue.candidates[queue.at], question.points, question.micro_steps
     if micro_steps not in queue.decided:
         queue.decided.add(micro_steps)
         memory.counts.decided += len(points)
-    smaller = sorted({_point(c) for c in queue.shapes if _point(c) < points[0]})
-    ruled_out = memory.is_ruled_out(queue.setting, micro_steps, points[0], smaller)
-    last = -1 if ruled_out else memory.largest(queue.setting, micro_steps, points)
+    last = memory.answer(question)
     if last >= 0 and _point(chosen) <= points[last]:
         dies = queue.doubted is not None and not memory.survives(
             queue.setting, _point(chosen), chosen.accumulation, queue.doubted)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
 
 from predictor.common.dtypes import TORCH_NAMES
 
@@ -173,9 +172,11 @@ def _casts(args: tuple, dtype: torch.dtype) -> list:
 
 
 def _cast(tree, dtype: torch.dtype):
-    if isinstance(tree, torch.Tensor):  # most arguments; a tree is slow to walk
+    if isinstance(tree, torch.Tensor):
         return _cast_one(tree, dtype)
-    return tree_map_only(torch.Tensor, lambda tensor: _cast_one(tensor, dtype), tree)
+    if type(tree) in (list, tuple):
+        return type(tree)([_cast(part, dtype) for part in tree])
+    return tree
 
 
 def _cast_one(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+
+_SKIPS = ContextVar("_SKIPS", default=False)
+"""Whether :func:`existing_objects_skipped` has frozen the objects that are frozen."""
 
 
 @contextmanager
@@ -14,6 +18,8 @@ def collection_paused() -> Iterator[None]:
     A collection would free tensors at arbitrary points of the recording.
     """
     gc.collect()
+    if _SKIPS.get():
+        gc.freeze()  # earlier recordings, which are large
     gc.disable()
     try:
         yield
@@ -32,7 +38,9 @@ def existing_objects_skipped() -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
+    token = _SKIPS.set(True)
     try:
         yield
     finally:
+        _SKIPS.reset(token)
         gc.unfreeze()

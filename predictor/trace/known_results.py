@@ -8,7 +8,7 @@ layouts of its tensors and its other arguments, as in PyTorch's own cache for fa
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -53,31 +53,33 @@ class KnownResults:
     """The results of operators on meta tensors, by operator and layouts of the arguments."""
 
     def __init__(self) -> None:
-        self._is_determined: dict[torch._ops.OpOverload, bool] = {}
-        self._results: dict[Hashable, Result | None] = {}
+        self._of_operator: dict[int, dict[Hashable, Result | None] | None] = {}
+        """Operator, by its id, which is faster than its hash -> its results; None if layouts do not determine them."""
 
     def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's results; the operator runs only if such a call is not known yet."""
-        determined = self._is_determined.get(func)
-        if determined is None:
-            determined = self._is_determined[func] = _is_determined(func)
-        if not determined:
+        results = self._of_operator.get(id(func), ...)
+        if results is ...:
+            results = self._of_operator[id(func)] = {} if _is_determined(func) else None
+        if results is None:
             return func(*args, **kwargs)
         try:
-            key = _key(func, args, kwargs)
-            known = self._results.get(key, ...)
+            key = _key(args, kwargs)
+            known = results.get(key, ...)
         except (_Unknown, TypeError):  # an argument cannot be hashed
             return func(*args, **kwargs)
         if known is ...:
             out = func(*args, **kwargs)
-            self._results[key] = _result(out, args) if _key(func, args, kwargs) == key else None
+            results[key] = _result(out, args) if _key(args, kwargs) == key else None
             return out
         if known is None:
             return func(*args, **kwargs)
         if known.returns_first:
             return args[0]
-        made = [one.made() if isinstance(one, Layout) else one for one in known.results]
-        return tuple(made) if known.is_tuple else made[0]
+        if not known.is_tuple:
+            only, = known.results
+            return only.made() if type(only) is Layout else only
+        return tuple([one.made() if type(one) is Layout else one for one in known.results])
 
 
 def _is_determined(func: torch._ops.OpOverload) -> bool:
@@ -89,24 +91,30 @@ def _is_determined(func: torch._ops.OpOverload) -> bool:
     return not func._schema.is_mutable if not aliases else len(returns) == 1 and aliases[0].is_write
 
 
-def _key(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
-    return func, *_described(args), *kwargs, *_described(kwargs.values())
+def _key(args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
+    described: list[Any] = []
+    _describe(args, described)
+    if kwargs:
+        described += kwargs
+        _describe(kwargs.values(), described)
+    return tuple(described)
 
 
-def _described(values) -> Iterator[Hashable]:
-    """What an operator on meta sees of its arguments."""
+def _describe(values: Iterable[Any], described: list[Any]) -> None:
+    """Appends what an operator on meta sees of its arguments."""
     for value in values:
         kind = type(value)
         if kind in PLAIN:
-            if value.device.type != "meta":
+            if not value.is_meta:
                 raise _Unknown
-            yield value.shape, value.stride(), value.dtype
+            described += value.shape, value.stride(), value.dtype
         elif kind is list or kind is tuple:
-            yield kind, *_described(value)
+            described += kind, len(value)
+            _describe(value, described)
         elif isinstance(value, torch.Tensor):
             raise _Unknown
         else:
-            yield kind, value  # 1, 1.0 and True are equal, and different arguments
+            described += kind, value  # 1, 1.0 and True are equal, and different arguments
 
 
 def _result(out: Any, args: tuple) -> Result | None:

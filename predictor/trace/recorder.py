@@ -103,14 +103,34 @@ class Recorder(TorchDispatchMode):
         self._place = place
         self._device = device
         self._rows: dict[int, int] = {}
+        self._deaths: dict[int, weakref.ref] = {}
         self._unshared = _unshared()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, so each call of an operator is spared Dynamo's wrappers."""
+        return False
 
     def ignore(self, tensors) -> None:
         """Leaves out tensors that exist already: neither their allocation nor their free is recorded."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._rows[id(storage)] = -1
-            weakref.finalize(storage, self._rows.pop, id(storage), None).atexit = False
+            self._at_death(storage, lambda: None)
+
+    def _at_death(self, storage: torch.UntypedStorage, died: Callable[[], None]) -> None:
+        """Forgets the row of a storage when it dies, and then calls ``died``.
+
+        A plain weak reference takes a fraction of the time of ``weakref.finalize``.
+        """
+        key = id(storage)
+
+        def forget(_reference) -> None:
+            del self._deaths[key]
+            self._rows.pop(key, None)
+            died()
+
+        self._deaths[key] = weakref.ref(storage, forget)
 
     def row_of(self, tensor: torch.Tensor) -> int | None:
         """The row of the buffer that holds a tensor; None if it was not recorded."""
@@ -145,11 +165,10 @@ class Recorder(TorchDispatchMode):
         recording = self.recording
 
         def died() -> None:
-            self._rows.pop(key, None)
             if recording is self.recording:
                 self.free(row)
 
-        weakref.finalize(storage, died).atexit = False
+        self._at_death(storage, died)
 
     def watch_inputs(self, batch: dict[str, Any]) -> None:
         """Records the tensors of a batch."""
@@ -190,13 +209,13 @@ class Recorder(TorchDispatchMode):
 
     def as_without_mode(self, func, args):
         """The operator and arguments that PyTorch would have called without a dispatch mode."""
-        if func is torch.ops.aten.add.Tensor and self.moment is Moment.BACKWARD:
+        if self.moment is not Moment.BACKWARD or func not in DIFFERENT:
+            return func, args
+        if func is ADD:
             return accumulated(func, args, self._unshared)
-        if func is torch.ops.aten.index_put.default and self.moment is Moment.BACKWARD and args[3:] == (True,):
-            return torch.ops.aten._index_put_impl_.default, (*args, True)  # FunctionsManual.cpp, index_backward
-        if func in IN_PLACE and self.moment is Moment.BACKWARD and _by_engine():
-            return IN_PLACE[func], args
-        return func, args
+        if func is INDEX_PUT:  # FunctionsManual.cpp, index_backward
+            return (torch.ops.aten._index_put_impl_.default, (*args, True)) if args[3:] == (True,) else (func, args)
+        return (IN_PLACE[func], args) if _by_engine() else (func, args)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(map(has_own_dispatch, types)):
@@ -217,6 +236,9 @@ IN_PLACE = {
 """Operator that autograd calls under a dispatch mode -> the one that it calls without (FunctionsManual.cpp,
 value_selecting_reduction_backward_symint; ATen/native/TensorAdvancedIndexing.cpp, gather_backward,
 index_select_backward_symint)."""
+ADD, INDEX_PUT = torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default
+DIFFERENT = {ADD, INDEX_PUT, *IN_PLACE}
+"""Operators that autograd may call instead of others under a dispatch mode."""
 
 
 def has_own_dispatch(tensor_type: type[torch.Tensor]) -> bool:

@@ -164,7 +164,7 @@ def on_meta(batch: dict[str, torch.Tensor], host_values: HostValues) -> dict[str
 class _Unrecorded(Tracer):
     """Gives integers their real values, and records nothing, which takes less time."""
 
-    def _play(self, name: str, args, kwargs, out) -> None:
+    def _play(self, name: str, args, kwargs, tensors: list[torch.Tensor]) -> None:
         pass
 
 

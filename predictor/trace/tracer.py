@@ -32,21 +32,23 @@ class Tracer(Recorder):
         if any(map(has_own_dispatch, types)):
             return NotImplemented
         kwargs = kwargs or {}
-        name = func._schema.name
+        name = _name(func)
         if name in READS:
             answer = READS[name](self.host_values, args, kwargs)
             if answer is not UNKNOWN:
-                self._play(name, args, kwargs, answer)
+                self._play(name, args, kwargs, _tensors(answer))
                 return answer
-        func, args = self.as_without_mode(func, args)
-        name = func._schema.name
+        called, args = self.as_without_mode(func, args)
+        if called is not func:
+            func, name = called, _name(called)
         if name in MASKED:
             args = (args[0], self._positions(args[1]), *args[2:])
         out = REPLACEMENTS[name](*args, **kwargs) if name in REPLACEMENTS else self._known.call(func, args, kwargs)
         if name in RESULTS:
             out = RESULTS[name](args, out)
-        self.host_values.follow(func, args, kwargs, _tensors(out))
-        self._play(name, args, kwargs, out)
+        tensors = _tensors(out)
+        self.host_values.follow(func, args, kwargs, tensors)
+        self._play(name, args, kwargs, tensors)
         return out
 
     @contextmanager
@@ -66,13 +68,17 @@ class Tracer(Recorder):
                 expanded.append(index)
                 continue
             places = READS["aten::nonzero"](self.host_values, (index,), {})
-            self._play("aten::nonzero", (index,), {}, places)
+            self._play("aten::nonzero", (index,), {}, [places])
             expanded += places.unbind(1)
         return expanded
 
-    def _play(self, name: str, args, kwargs, out) -> None:
-        """Records the allocations and frees of an operator call on CUDA."""
-        tensors = _tensors(out)
+    def _play(self, name: str, args, kwargs, tensors: list[torch.Tensor]) -> None:
+        """Records the allocations and frees of an operator call on CUDA that returns these tensors."""
+        play = operators.TABLE.get(name)
+        if play is None:  # it allocates its results and nothing else, as most do
+            for tensor in tensors:
+                self.watch(tensor, name)
+            return
 
         def results(*first, size=None) -> None:
             for tensor in first or tensors:
@@ -84,10 +90,22 @@ class Tracer(Recorder):
                 self._lasting_workspaces.add((function, thread))
                 self.allocate((function, ()), name, "workspace")
 
-        play = operators.TABLE.get(name, operators.results_only)
         play(operators.Call(args, kwargs, tensors, lambda size: self.allocate(size, name, "workspace"), self.free,
                             results, once))
 
 
+_NAMES: dict[int, str] = {}
+"""Names of operators by their ids: operators are never freed, and their own hashes and names take time."""
+
+
+def _name(func: torch._ops.OpOverload) -> str:
+    name = _NAMES.get(id(func))
+    if name is None:
+        name = _NAMES[id(func)] = func._schema.name
+    return name
+
+
 def _tensors(out) -> list[torch.Tensor]:
-    return [leaf for leaf in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(leaf, torch.Tensor)]
+    if isinstance(out, torch.Tensor):
+        return [out]
+    return [leaf for leaf in out if isinstance(leaf, torch.Tensor)] if isinstance(out, (tuple, list)) else []

@@ -29,9 +29,9 @@ from predictor.trace.operators import (
     products,
     reductions,
 )
-from predictor.trace.operators.call import Call, results_only
+from predictor.trace.operators.call import Call
 
-__all__ = ["TABLE", "Call", "results_only"]
+__all__ = ["TABLE", "Call"]
 
 TABLE: dict[str, Callable[[Call], None]] = {
     "aten::mm": products.matrix_product,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +11,7 @@ from predictor.common.releases import cuda_of, torch_has
 from predictor.events.workspaces import INT64, NEWEST_CUB
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One operator call on meta tensors.
 
     A size is a number of bytes, or the name of a function in ``predictor.events.workspaces`` with its dimensions.
@@ -49,11 +47,6 @@ class Call:
     def temporaries(self, *sizes) -> None:
         """Records temporaries that are allocated in order, and then freed in reverse order."""
         self.release([self.allocate(size) for size in sizes])
-
-
-def results_only(call: Call) -> None:
-    """Records the results and nothing else, as for most operators."""
-    call.results()
 
 
 def nbytes(tensor: torch.Tensor) -> int:
