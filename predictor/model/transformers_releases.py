@@ -130,3 +130,16 @@ def check_flash_attention(integration: ModuleType) -> None:
     if not hasattr(integration, "get_target_dtype"):
         raise NotPredicted(f"attn_implementation flash_attention_2: not predicted for transformers "
                            f"{transformers.__version__} yet: give sdpa, or use transformers 5.17")
+
+
+def skips_quantizing(name: str, pattern: str) -> bool:
+    """Whether ``llm_int8_skip_modules`` with a pattern leaves a layer as it is (quantizers/quantizers_utils.py).
+
+    4.57 compares the pattern with the layer's own name, its path and each part of the path
+    (integrations/bitsandbytes.py, ``_replace_with_bnb_linear``).
+    """
+    if _release() >= (5,):
+        from transformers.quantizers.quantizers_utils import should_convert_module
+
+        return not should_convert_module(name, [pattern])
+    return pattern in (name, name.rpartition(".")[2]) or f"{pattern}." in name
