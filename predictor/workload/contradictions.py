@@ -435,9 +435,10 @@ CONTRADICTIONS = (
     *(Contradiction((option, "versions"), _newer_option(option, since), _newer_option_message(option, since), IN_FILE)
       for option, since in SINCE.items()),
     Contradiction(("versions", "zero_stage", "gradient_checkpointing_kwargs"), _recomputes_frozen,
-                  lambda c, _: f"ZeRO stage 3 of DeepSpeed {_dotted(c.release)} stops with a CheckpointError where frozen "
-                               f"weights are recomputed (recipe {c['recipe']}): give gradient_checkpointing_kwargs "
-                               f"use_reentrant true, or use DeepSpeed {_dotted(RECOMPUTES_FROZEN_SINCE)} or later",
+                  lambda c, _: f"ZeRO stage 3 of DeepSpeed {_dotted(c.release)} stops with a CheckpointError where "
+                               f"frozen weights are recomputed (recipe {c['recipe']}): give "
+                               "gradient_checkpointing_kwargs use_reentrant true, or use DeepSpeed "
+                               f"{_dotted(RECOMPUTES_FROZEN_SINCE)} or later",
                   "versions"),
     Contradiction(("zero_optimization.compute_grad_norm", "zero_optimization.stage"),
                   lambda c: _without_norm(c) and c.stage not in (1, 2),
@@ -495,8 +496,8 @@ NOT_PREDICTED = (
                   lambda c, _: f"ZeRO stage 3 is predicted for DeepSpeed {_dotted(STAGE_3_SINCE)} and later, not "
                                f"{_dotted(c.release)}", "versions"),
     Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 3) and c.release == STAGE_3_MISCOUNTS,
-                  f"ZeRO stage 3 of DeepSpeed {_dotted(STAGE_3_MISCOUNTS)} miscounts its bucket, which is not predicted: "
-                  "use another release", "versions"),
+                  f"ZeRO stage 3 of DeepSpeed {_dotted(STAGE_3_MISCOUNTS)} miscounts its bucket, which is not predicted: use "
+                  "another release", "versions"),
     Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
                   lambda c: _at_stage(c, 3) and _accumulates(c) != c["dtype"],
                   lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled yet in ZeRO stage 3: "

@@ -36,7 +36,7 @@ SINCE = {
 }
 OTHER_DTYPES_SINCE = (0, 14, 4)  # the oldest release with which fp16 and fp32 were compared
 AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
-STAGE_0_SINCE = (0, 19, 8)  # the release that was compared
+STAGE_0_SINCE = (0, 17, 6)  # the oldest release that was compared
 STAGE_1_SINCE = STAGE_3_SINCE = OFFLOAD_SINCE = (0, 14, 4)  # the oldest release that was compared
 STAGE_3_MISCOUNTS = (0, 17, 2)  # its buckets are never empty again (stage3.py, IPGBucketZ3.elements)
 RECOMPUTES_FROZEN_SINCE = (0, 19, 3)  # ZeRO-3 with checkpoints that compare the shapes of recomputed tensors

@@ -55,7 +55,7 @@ OLD, OLDEST = {"versions": {"deepspeed": "0.18.2"}}, {"versions": {"deepspeed": 
 FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
 FP32_MESSAGES = {"communication_data_type": "fp32"}
 EXAMPLES = [
-    (OLD | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.19.8 and later"),
+    (OLDEST | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.17.6 and later"),
     (_config(0, **FP32_SUMS), "deepspeed: data_types.grad_accum_dtype fp32 is not modelled in ZeRO stage 0: leave it out"),
     (_config(0, **FP32_MESSAGES), "deepspeed: communication_data_type fp32 is not modelled in ZeRO stage 0: leave it out"),
     (_config(2, **FP32_SUMS),
