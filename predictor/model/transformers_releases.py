@@ -56,6 +56,13 @@ def checkpointed_layer() -> type[Any]:
     return GradientCheckpointingLayer
 
 
+def knows_its_checkpointing(module: Any) -> bool:
+    """Whether a module has the attributes of activation checkpointing: a layer, before 4.52 the model around layers."""
+    if _release() < (4, 52):
+        return hasattr(module, "_gradient_checkpointing_func")
+    return isinstance(module, checkpointed_layer())
+
+
 def _release() -> tuple[int, ...]:
     import transformers
 

@@ -496,8 +496,8 @@ NOT_PREDICTED = (
                   lambda c, _: f"ZeRO stage 3 is predicted for DeepSpeed {_dotted(STAGE_3_SINCE)} and later, not "
                                f"{_dotted(c.release)}", "versions"),
     Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 3) and c.release == STAGE_3_MISCOUNTS,
-                  f"ZeRO stage 3 of DeepSpeed {_dotted(STAGE_3_MISCOUNTS)} miscounts its bucket, which is not predicted: use "
-                  "another release", "versions"),
+                  f"ZeRO stage 3 of DeepSpeed {_dotted(STAGE_3_MISCOUNTS)} miscounts its bucket, which is not "
+                  "predicted: use another release", "versions"),
     Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
                   lambda c: _at_stage(c, 3) and _accumulates(c) != c["dtype"],
                   lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled yet in ZeRO stage 3: "
