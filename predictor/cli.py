@@ -129,7 +129,9 @@ def _run(argv: list[str]) -> int:
         return module.run(arguments)
     except InputError as error:
         source = getattr(arguments, "source", None)
-        raise type(error)(source.told(str(error)) if source else error) from None
+        if source:
+            error.args = (source.told(str(error)),)
+        raise
 
 
 def load_command(name: str) -> tuple[ModuleType, Parser]:

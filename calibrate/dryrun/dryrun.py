@@ -35,7 +35,8 @@ from predictor.events.model_facts import MODEL
 from predictor.version import VERSION
 
 LOOK_SECONDS = 1.0
-OLDEST_TORCH = (2, 5, 0)
+OLDEST_TORCH = (2, 4, 0)
+ENTRY_POINTS_SINCE = (2, 5, 0)
 """The first PyTorch that loads backends by entry points (``torch.backends``)."""
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
@@ -204,11 +205,17 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
                             streams.progress is not None)
         changes |= {SETTING: json.dumps(asdict(settings)),
-                    "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], str(AUTOLOAD)])}
+                    "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], *_autoloads(version)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
         code = _run([program, *command[1:]], {**os.environ, **changes}, streams, Path(directory))
         return _result(Path(directory), settings, command, code, snapshot)
+
+
+def _autoloads(torch: str) -> list[str]:
+    """Directories that make `import torch` start the watcher, under a release of PyTorch."""
+    by_site = [] if release(torch) >= ENTRY_POINTS_SINCE else [f"{AUTOLOAD}_2_4"]
+    return [*by_site, str(AUTOLOAD)]
 
 
 def _interpreter_of(program: str) -> str:

@@ -13,10 +13,12 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 from calibrate.job import single_rank
+from predictor.common.releases import release
 from predictor.common.value_types import thaw
 from predictor.events.model_facts import ModelFacts
 from predictor.model import fsdp
 from predictor.workload import deepspeed_config, deepspeed_keys, fsdp_keys
+from predictor.workload.deepspeed_releases import REPLACES_LINEAR_SINCE
 from predictor.workload.optimizers import DTENSOR_FALLBACK, OPTIMIZERS
 from predictor.workload.workload import Workload
 
@@ -69,8 +71,21 @@ def deepspeed(job: Job) -> Loop:
     single_rank.join(job.rank, job.workload.world_size, backend="fake")
     os.environ.setdefault("LOCAL_RANK", "0")
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    if job.workload.zero_stage == 3 and release(deepspeed.__version__) < REPLACES_LINEAR_SINCE:
+        _replace_linear()
     engine, *_ = deepspeed.initialize(model=job.model, optimizer=optimizer(job), config=deepspeed_document(job))
     return engine, engine.backward, engine.step
+
+
+def _replace_linear() -> None:
+    """Replaces PyTorch's linear layer by ZeRO-3's, which saves no view of a gathered weight.
+
+    DeepSpeed 0.19.4 and later do it themselves. Before, ``zero.Init`` does, in which transformers' ``from_pretrained``
+    builds the models of a Trainer with ZeRO-3 (runtime/zero/partition_parameters.py).
+    """
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    torch.nn.functional.linear = zero3_linear_wrap
 
 
 def fsdp2(job: Job) -> Loop:

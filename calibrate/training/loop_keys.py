@@ -50,7 +50,7 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
         raise InputError("FSDP is not read from the training arguments: give a Workload with engine fsdp2")
     zero = getattr(args, "hf_deepspeed_config", None)
     keys = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": args.gradient_accumulation_steps,
-            "use_liger_kernel": bool(args.use_liger_kernel), **LOOP}
+            "use_liger_kernel": bool(getattr(args, "use_liger_kernel", False)), **LOOP}  # since 4.45
     if zero is not None:
         return keys | deepspeed_keys(zero.config, optimizer)
     keys["max_grad_norm"] = args.max_grad_norm
@@ -104,6 +104,9 @@ def optimizer_keys(optimizer: Any) -> dict[str, Any]:
     Raises:
         InputError: the optimizer or its settings are not predicted.
     """
+    if optimizer is None:
+        raise InputError(f"transformers {versions()['transformers']} does not tell callbacks its optimizer: give "
+                         "PeakcastCallback(Workload(…))")
     groups = optimizer.param_groups
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
@@ -148,6 +151,14 @@ def autocast() -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype("cuda"), "none")
 
 
+def memory_share(device: int) -> float:
+    """The share of the GPU that PyTorch may use. PyTorch 2.4 does not tell it: then all is assumed."""
+    import torch
+
+    tell = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return tell(device) if tell else 1.0
+
+
 def machine_keys(device: int | None) -> dict[str, Any]:
     """GPU, memory that PyTorch may use, allocator settings, versions. ``device`` None: there is no GPU."""
     import torch
@@ -155,7 +166,7 @@ def machine_keys(device: int | None) -> dict[str, Any]:
     if device is None:
         return {"versions": versions()}
     properties = torch.cuda.get_device_properties(device)
-    share = torch.cuda.get_per_process_memory_fraction(device)
+    share = memory_share(device)
     capacity = int(properties.total_memory * share)
     keys: dict[str, Any] = {"versions": versions()}
     try:

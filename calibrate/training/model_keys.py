@@ -13,7 +13,7 @@ from predictor.common.dtypes import SHORT_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
 from predictor.events.model_facts import modality
-from predictor.model import lora, models, parser
+from predictor.model import lora, models, parser, transformers_releases
 
 NOT_COPIED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "quantization_config")
 """Configuration keys that are not kept, because other workload keys hold them or nothing needs them."""
@@ -257,9 +257,8 @@ def _backend() -> str:
 def _checkpointing(base: Any) -> dict[str, Any]:
     """``gradient_checkpointing`` and its keys, read from what ``gradient_checkpointing_enable`` set in the modules
     (transformers 5.17, modeling_utils.py, ``_set_gradient_checkpointing``)."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = {name: layer for name, layer in base.named_modules() if isinstance(layer, GradientCheckpointingLayer)}
+    layers: dict[str, Any] = {name: layer for name, layer in base.named_modules()
+                              if transformers_releases.knows_its_checkpointing(layer)}
     on = [name for name, layer in layers.items() if layer.gradient_checkpointing]
     if not on:
         if not layers and getattr(base, "is_gradient_checkpointing", False):

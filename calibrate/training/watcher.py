@@ -295,7 +295,7 @@ class Watcher:
         assert self._counters is not None  # hooks run only while it counts
         stats, (free, total) = self._counters.statistics(), torch.cuda.mem_get_info(self._device)
         self._used = max(self._used, total - free)
-        return DeviceMemory(total=int(total * torch.cuda.get_per_process_memory_fraction(self._device)),
+        return DeviceMemory(total=int(total * loop_keys.memory_share(self._device)),
                             others=max(0, total - free - stats["reserved_bytes.all.current"]),
                             allocated=stats["allocated_bytes.all.peak"], reserved=stats["reserved_bytes.all.peak"],
                             retries=stats["num_alloc_retries"])

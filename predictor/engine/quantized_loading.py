@@ -4,15 +4,17 @@ transformers 5.17: modeling_utils.py, ``caching_allocator_warmup`` and ``_move_m
 core_model_loading.py, ``convert_and_load_state_dict_in_model``. bitsandbytes 0.50: functional.py, ``quantize_4bit``
 and ``quantize_blockwise``; nn/modules.py, ``Int8Params._quantize``; backends/cuda/ops.py. peft 0.21: utils/other.py,
 ``prepare_model_for_kbit_training``; tuners/tuners_utils.py, ``_move_adapter_to_device_of_base_layer`` and
-``cast_adapter_dtype``.
+``cast_adapter_dtype``. :data:`SINCE` lists the differences of older releases.
 """
 
 from __future__ import annotations
 
+from predictor.common.releases import release
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.tape import Tape
 from predictor.events import workspaces
 from predictor.events.events import EventType, Factor
+from predictor.events.model_facts import Parameter
 from predictor.model.lora import ADAPTERS, COPIED, UNTRAINED
 from predictor.model.quantization import (
     BLOCK_ELEMENTS,
@@ -22,6 +24,19 @@ from predictor.model.quantization import (
     NESTED_CODE_ELEMENTS,
 )
 
+SINCE = {"names_in_natural_order": ("transformers", (5, 0, 0)), "empties_cache": ("peft", (0, 20, 0))}
+"""Behaviour -> the package, and its first release that has it.
+
+- ``names_in_natural_order``: tensors are read in the natural order of their names, each 4-bit weight goes to the GPU
+  once, and the warm-up of the caching allocator is as large as the quantised model. Before, they are read in
+  alphabetical order, safetensors brings each to the GPU, from where those to quantise go back to the host and again to
+  the GPU, and the warm-up is half the model in 16 bits (4.57: modeling_utils.py, ``_load_state_dict_into_meta_model``
+  and ``caching_allocator_warmup``; quantizers/quantizer_bnb_4bit.py, ``create_quantized_param``).
+- ``empties_cache``: ``prepare_model_for_kbit_training`` empties the allocator's cache.
+"""
+HEAD = "lm_head"
+"""The layer whose weight models declare as one that can be tied to the embedding's (``_tied_weights_keys``). The
+warm-up before transformers 5 does not count it."""
 SPARED_BYTES = 1.2 * (1 << 30)
 """GPU memory that the warm-up of the caching allocator leaves free."""
 
@@ -57,17 +72,29 @@ class _Loading:
         added = {*self.adapters, *self.copies}
         self.stored = [i for i, tensor in enumerate(self.tensors) if not tensor.buffer and i not in added]
         self.mapped = False
+        self.in_natural_order = self._has("names_in_natural_order")
+
+    def _has(self, behaviour: str) -> bool:
+        """Whether the setup's releases have a behaviour of :data:`SINCE`; a release that is not named is a new one."""
+        package, since = SINCE[behaviour]
+        return package not in self.setup.versions or release(self.setup.versions[package]) >= since
 
     def read(self) -> None:
         """Warms up the caching allocator, then loads the tensors in the order of their names, then the buffers."""
         tape, tensors = self.tape, self.tensors
-        size = sum(tensors[i].bytes if tensors[i].quantized else BF16 * tensors[i].numel for i in self.stored)
+        size = sum(self._warm_up_bytes(tensors[i]) for i in self.stored)
         if self.setup.capacity_bytes is not None:
             size = max(min(size, int(self.setup.capacity_bytes - SPARED_BYTES)), 0)
+        size //= 1 if self.in_natural_order else 2
         tape.free(tape.allocate(size // 2 * 2, Factor.TEMPORARIES, "transformers::caching_allocator_warmup"))
-        for index in sorted(self.stored, key=lambda index: _natural_key(tensors[index].name)):
+        for index in sorted(self.stored, key=lambda index: self._reading_key(tensors[index].name)):
             if tensors[index].packed:
+                read = None if self.in_natural_order else tape.allocate(
+                    BF16 * 2 * tensors[index].numel, Factor.PARAMETERS, "safetensors::get_slice",
+                    module=tensors[index].module)
                 self._pack(index)
+                if read is not None:
+                    tape.free(read)
             elif tensors[index].quantized:
                 self._narrow(index)
             else:
@@ -75,6 +102,22 @@ class _Loading:
         for index, tensor in enumerate(tensors):
             if tensor.buffer:
                 self._make(index, tensor.itemsize)
+
+    def _warm_up_bytes(self, tensor: Parameter) -> int:
+        if self.in_natural_order and tensor.quantized:
+            return tensor.bytes
+        if not self.in_natural_order and tensor.module.endswith(HEAD):
+            return 0
+        return BF16 * tensor.numel * (2 if tensor.packed else 1)
+
+    def _reading_key(self, name: str) -> list[tuple[int, int, str]]:
+        """Sort key of a tensor's name in the checkpoint. In natural order (``dot_natural_key``) digits are numbers and
+        come before words."""
+        for part in UNTRAINED:
+            name = name.replace(part, ".")
+        if not self.in_natural_order:
+            return [(0, 0, name)]
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
 
     def _pack(self, index: int) -> None:
         """4 bits: the whole weight in 16 bits, then its packed values, its block maxima, and the quantization table."""
@@ -120,11 +163,12 @@ class _Loading:
         tape.free(whole)
 
     def widen(self) -> None:
-        """Casts all tensors that are not quantised to fp32, then empties the allocator's cache."""
+        """Casts all tensors that are not quantised to fp32, then may empty the allocator's cache."""
         for index in self.stored:
             if not self.tensors[index].quantized:
                 self._cast(index, FP32)
-        self.tape.mark(EventType.EMPTY_CACHE)
+        if self._has("empties_cache"):
+            self.tape.mark(EventType.EMPTY_CACHE)
 
     def adapt(self) -> None:
         """Adds adapters in their layer's compute dtype (fp32 for 8 bits), and copied modules in the model's dtype.
@@ -161,10 +205,3 @@ class _Loading:
             old = self.buffers[index]
             self._make(index, itemsize)
             self.tape.free(old)
-
-
-def _natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sort key of a tensor's name in the checkpoint: digits are numbers and come before words (``dot_natural_key``)."""
-    for part in UNTRAINED:
-        name = name.replace(part, ".")
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

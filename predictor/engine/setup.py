@@ -31,6 +31,8 @@ class Setup:
         engine: a key of ``engines.IMPLEMENTATIONS``, or ``learned``.
         zero: None without DeepSpeed.
         capacity_bytes: bytes that PyTorch can reserve; None for no limit.
+        versions: package -> its release; empty where no release of another package than DeepSpeed counts.
+        reentrant_checkpoints: whether checkpoints run their part without a graph and recompute it as a whole.
         loss_scaling: whether a ``torch.amp.GradScaler`` scales the loss.
         keep_outputs, zero_grad: when the loop frees the model's output and the gradients, as the workload's keys say.
     """
@@ -48,9 +50,11 @@ class Setup:
     ddp: FrozenMap | None = None
     fsdp: FrozenMap | None = None
     quantization: FrozenMap | None = None
+    versions: FrozenMap = FrozenMap({})
     autocast_adapter_dtype: bool = False
     optim_args: FrozenMap = FrozenMap({})
     weight_decay: float = 0.0
+    reentrant_checkpoints: bool = False
     loss_scaling: bool = False
     tensor_parallel_size: int = 1
     keep_outputs: str = "none"

@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-1 and ZeRO-2: allocations around and inside the traced micro-step, for each rank.
 
-DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``. :data:`SWITCHES` lists the
-differences of older releases.
+DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, class ``DeepSpeedZeroOptimizer``. ``zero2_releases`` lists
+the differences of older releases.
 """
 
 from __future__ import annotations
@@ -16,22 +16,11 @@ from predictor.engine.compose import RankPeak, Stretch, Vocabulary
 from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.tape import Tape
-from predictor.engine.zero2_backward import Release
+from predictor.engine.zero2_releases import has
 from predictor.engine.zero2_template import RankMicroStep
 from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
-
-SWITCHES = {
-    "drops_mean_loss": (0, 16, 5),
-    "buckets_at_first_hook": (0, 17, 2),
-    "logs_no_losses": (0, 18, 3),
-    "flatten_on_gpu": (0, 18, 7),
-    "record_stream": (0, 19, 0),
-    "buffers_keep_dtype": (0, 19, 2),
-    "overflow_check_by_extrema": (0, 19, 6),
-}
-"""Behaviour -> the first release that has it."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +65,12 @@ class Zero2:
         tensors = setup.facts.parameters
         self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
-        release = Release(self.has("buckets_at_first_hook"), self.has("record_stream"), not self.has("logs_no_losses"),
-                          self.has("drops_mean_loss"))
-        self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary, release)
+        self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        start = zero2_init.start_up(setup, self.groups, casts_buffers=not self.has("buffers_keep_dtype"),
-                                    flatten_on_gpu=self.has("flatten_on_gpu"))
+        start = zero2_init.start_up(setup, self.groups, casts_buffers=not has(zero, "buffers_keep_dtype"),
+                                    flatten_on_gpu=has(zero, "flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.buffers))
         self.start_rise = start.rises(int).first
-
-    def has(self, behaviour: str) -> bool:
-        """Whether this release of DeepSpeed has a behaviour of :data:`SWITCHES`."""
-        return self.zero.version >= SWITCHES[behaviour]
 
     def rank(self, rank: int) -> EventList:
         """The events of a rank: start-up and three optimizer steps."""
@@ -173,12 +156,13 @@ class Zero2:
                 that are not sharded.
         """
         if self.zero.offload_optimizer:
-            return zero2_offload.step(tape, held)
+            return zero2_offload.step(tape, held, [] if has(self.zero, "narrows_on_host") else
+                                      [group.partition_numel for group in self.groups])
         partitions = [_Partition(group, pieces, self._pad(tape, group, pieces),
                                  [buffer for buffer, needed_by in held.items() if needed_by == number])
                       for number, (group, pieces) in enumerate(zip(self.groups, owned))]
         tape.moment = Moment.OPTIMIZER_STEP
-        losses = [] if self.has("logs_no_losses") else [
+        losses = [] if has(self.zero, "logs_no_losses") else [
             zero_scalars.logged_loss(tape, self.micro, self.setup.micro_steps)]
         self._overflow_check(tape, owned)
         norms = self._norms(tape, owned, first=first) if self.zero.compute_grad_norm else []
@@ -228,10 +212,7 @@ class Zero2:
         if not self.zero.check_grad_overflow:
             return
         for piece in (piece for pieces in owned for piece in pieces):
-            if self.has("overflow_check_by_extrema"):
+            if has(self.zero, "overflow_check_by_extrema"):
                 break  # scalars only
-            buffers = [tape.allocate(width * piece.numel, Factor.TEMPORARIES, "zero::has_inf_or_nan")
-                       for width in (FP32, 1, 1, 1, FP32)]
-            for buffer in buffers:
-                tape.free(buffer)
+            zero2_offload.check_overflow_in_copies(tape, piece.numel)
         tape.mark(EventType.SYNCHRONIZE)  # has_overflow reads the result

@@ -19,6 +19,7 @@ from predictor.engine.compose import Vocabulary, weave
 from predictor.engine.setup import Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero2_offload import ToHost
+from predictor.engine.zero2_releases import has
 from predictor.engine.zero2_template import ByRank, HostCopies, Reduced, Template
 from predictor.engine.zero_partition import Group
 from predictor.events.events import MOMENTS, EventType, Factor, Moment
@@ -30,23 +31,6 @@ DECIDING = ("aten::all", "aten::_is_all_true")
 COUNTING = ("aten::nonzero", "aten::masked_select", "aten::masked_scatter_backward")
 """Operators that count elements on the GPU, free the counter's workspace, and wait for the number before they allocate
 a result of that size (aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``)."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """Behaviour that differs between releases of DeepSpeed.
-
-    Attributes:
-        buckets_at_first_hook: buckets are allocated at the first gradient's hook, not where backward begins.
-        records_streams: tensors that another stream uses are recorded on it (``record_stream``).
-        logs_losses: the sum of a step's losses stays until its end, as if to be logged.
-        drops_mean: a loss that is added to that sum dies at once, not at the end of backward.
-    """
-
-    buckets_at_first_hook: bool
-    records_streams: bool
-    logs_losses: bool
-    drops_mean: bool
 
 
 @dataclass(frozen=True)
@@ -84,8 +68,7 @@ class Arrival(NamedTuple):
     gradient: int
 
 
-def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary,
-              release: Release) -> list[Template]:
+def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabulary: Vocabulary) -> list[Template]:
     """The micro-steps of a step, with buckets and reductions inserted."""
     count, zero = setup.micro_steps, setup.deepspeed
     if zero.stage == 1:
@@ -93,18 +76,18 @@ def templates(micro: MicroStep, setup: Setup, groups: Sequence[Group], vocabular
     elif zero.offload_optimizer:
         roles = [MicroStepRole(last=number == count - 1, host_has_gradients=number > 0) for number in range(count)]
     else:
-        roles = [MicroStepRole(has_losses=release.logs_losses and number > 0) for number in range(count)]
-    by_role = {role: _Backward(micro, setup, groups, release, role).woven(vocabulary) for role in dict.fromkeys(roles)}
+        logs = not has(zero, "logs_no_losses")
+        roles = [MicroStepRole(has_losses=logs and number > 0) for number in range(count)]
+    by_role = {role: _Backward(micro, setup, groups, role).woven(vocabulary) for role in dict.fromkeys(roles)}
     return [by_role[role] for role in roles]
 
 
 class _Backward:
     """Records the engine's events in one micro-step on a tape, with the events of all ranks."""
 
-    def __init__(self, micro: MicroStep, setup: Setup, groups: Sequence[Group], release: Release,
-                 role: MicroStepRole) -> None:
+    def __init__(self, micro: MicroStep, setup: Setup, groups: Sequence[Group], role: MicroStepRole) -> None:
         zero = setup.deepspeed
-        self.micro, self.setup, self.zero, self.release, self.role = micro, setup, zero, release, role
+        self.micro, self.setup, self.zero, self.role = micro, setup, zero, role
         self.accumulates = zero.stage == 1
         """Whether gradients accumulate over the micro-steps before they are reduced."""
         self.by_hooks = zero.overlap_comm or not self.accumulates
@@ -122,10 +105,14 @@ class _Backward:
         """Rows of ``arrivals`` whose gradients are freed later than their reduction."""
         self.kept: list[int] = []
         """Rows of ``arrivals`` with large gradients that their owners keep until the end of backward."""
-        self.host = ToHost(self.tape, groups, self.stream, setup.gpu, last=role.last,
-                           host_has_gradients=role.host_has_gradients) if zero.offload_optimizer else None
+        self.host = self._to_host(groups) if zero.offload_optimizer else None
         self.losses: list[int] = []
+        self.logs_losses = not has(self.zero, "logs_no_losses")
         self.buckets: list[int] = []
+
+    def _to_host(self, groups: Sequence[Group]) -> ToHost:
+        return ToHost(self.tape, groups, self.stream, self.setup, last=self.role.last,
+                      host_has_gradients=self.role.host_has_gradients)
 
     def _arrivals(self) -> list[Arrival]:
         tensors, adds = self.setup.facts.parameters, self.role.adds
@@ -151,7 +138,7 @@ class _Backward:
                 number += 1
             self._take(row)
         self.tape.position = self.end
-        if self.release.logs_losses:  # the loss scaler's backward has returned
+        if self.logs_losses:  # the loss scaler's backward has returned
             self.tape.free(self.losses.pop())
         if self.flushes:
             self._reduce(number)
@@ -184,26 +171,31 @@ class _Backward:
 
     def _losses(self) -> list[int]:
         """Allocates the losses from which backward starts; those to be logged live through the forward, too."""
-        if not self.release.logs_losses:
+        if not self.logs_losses:
             return zero_scalars.losses(self.tape, self.micro)
         tape, later, count = self.tape, self.role.has_losses, self.setup.micro_steps
         tape.moment, tape.position = Moment.FORWARD, 0 if later else self.micro.backward_begin
         return [zero_scalars.logged_loss(tape, self.micro, count), *zero_scalars.losses_before_0_18_3(
-            tape, self.micro, count, mean=later and not self.release.drops_mean)]
+            tape, self.micro, count, mean=later and not has(self.zero, "drops_mean_loss"))]
 
     def _make_buckets(self) -> None:
-        """Allocates the buckets: in the first micro-step where gradients accumulate, otherwise in each micro-step."""
+        """Allocates the buckets: in the first micro-step where gradients accumulate, otherwise in each micro-step.
+
+        Releases that allocate where backward begins replace accumulating buckets in each micro-step.
+        """
         zero, tape, hooks = self.zero, self.tape, self.micro.ready.tolist()
         if not (zero.contiguous_gradients and hooks):
             return
         size = self.setup.facts.itemsize * zero.reduce_bucket_size
         buckets = [tape.declare(size, Factor.COMMUNICATION, "zero::ipg_bucket") for _ in range(1 + zero.overlap_comm)]
-        if self.role.adds:
-            self.buckets = [~bucket for bucket in buckets]
+        at_hook = has(zero, "buckets_at_first_hook")
+        tape.position = hooks[0][0] if at_hook else self.micro.backward_begin
+        self.buckets = [~bucket for bucket in buckets] if self.role.adds else buckets
+        if self.role.adds and at_hook:
             return
-        self.buckets = buckets
-        tape.position = hooks[0][0] if self.release.buckets_at_first_hook else self.micro.backward_begin
-        for bucket in buckets:
+        for bucket in self.buckets if self.role.adds else ():
+            tape.free(bucket)
+        for bucket in self.buckets:
             tape.allocate_declared(bucket)
 
     def _add_up(self) -> None:
@@ -259,11 +251,11 @@ class _Backward:
         flush = self.flushes[number]
         for copies in flush.copies:
             self._communicate(copies)
-        if self.zero.overlap_comm and self.release.records_streams:
+        if self.zero.overlap_comm and has(self.zero, "record_stream"):
             self._record_streams(number)
         if self.host:
             for row in flush.rows:
-                self.host.copy(self.arrivals[row].parameter)
+                self.host.copy(self.arrivals[row].parameter, self.arrivals[row].numel)
         elif self.zero.contiguous_gradients:
             self.by_rank.partition.append(len(self.tape))
             self.tape.allocate_declared(self.partition)

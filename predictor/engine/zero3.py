@@ -1,6 +1,7 @@
 """DeepSpeed ZeRO-3: parameters, gradients and optimizer states are partitioned; parameters are gathered for their use.
 
-DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. The whole model is first moved to
+DeepSpeed 0.19.8, runtime/zero/stage3.py, class ``DeepSpeedZeroOptimizer_Stage3``. :data:`SWITCHES` lists the
+differences of older releases. The whole model is first moved to
 the device and then partitioned (no ``zero.Init``). Every rank holds the same number of bytes, because each parameter is
 padded to a multiple of the data-parallel degree. The micro-step must have been traced with ZeRO-3's hooks
 (``predictor.trace.zero3_hooks``).
@@ -20,13 +21,30 @@ from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, FP64, STEPS, Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
 from predictor.engine.zero2_backward import backward_end, synchronizations
-from predictor.engine.zero3_gathers import Gathers, partition_numel
+from predictor.engine.zero3_gathers import Gathers, gather_one, partition_numel
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
 from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import Mark, MicroStep
 
 GATHER_STREAM, REDUCTION_STREAM = 1, 2
+SWITCHES = {
+    "masters_from_wide_copies": (0, 18, 3),
+    "ends_backward_of_modules": (0, 19, 3),
+}
+"""Behaviour -> the first release that has it.
+
+- ``masters_from_wide_copies``: master weights are cloned from a copy in fp32, which lives until the next group's.
+  Before, they are converted from a copy in the weights' dtype (stage3.py, ``_create_fp32_partitions``).
+- ``ends_backward_of_modules``: frozen parameters that a recomputation gathers stay until the backward that started the
+  recomputation ends, and modules whose backward has no end release their parameters after the micro-step's backward
+  (partitioned_param_coordinator.py, ``update_recompute_parameters``, ``release_backward_leftovers``). Before, a
+  recomputation's module releases them at its end, and modules without an end keep theirs until the optimizer's step.
+"""
+COUNTS_ON = (0, 16, 0), (0, 16, 8)
+"""The first release that counts inputs and available parameters on where it begins anew before and after, and the first
+that no longer does (parameter_offload.py, ``ds_grads_remaining``; partitioned_param_coordinator.py,
+``__n_available_params``). The inputs of a recomputed module then never come back to zero: its backward has no end."""
 _FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
 
 
@@ -48,7 +66,16 @@ class Zero3(AlikeRanks):
             if row not in external:
                 own[module].append(parameter)
         self.synchronizations = synchronizations(micro)
+        since, until = COUNTS_ON
+        self.counts_on = since <= self.zero.version < until
+        self.endless = {number for _, mark, number in self.marks
+                        if mark == Mark.RECOMPUTE and self.counts_on and not setup.reentrant_checkpoints}
+        """Modules whose backward has no end."""
         self.events = self._run(own)
+
+    def has(self, behaviour: str) -> bool:
+        """Whether this release of DeepSpeed has a behaviour of :data:`SWITCHES`."""
+        return self.zero.version >= SWITCHES[behaviour]
 
     # partitions -------------------------------------------------------------------------------
 
@@ -109,7 +136,9 @@ class Zero3(AlikeRanks):
         overlap = self.zero.overlap_comm
         waits = Waits(tape, several=overlap)
         gathers = Gathers(tape, self.tensors, own, self._persistent(), self.zero, self.degree,
-                          GATHER_STREAM if overlap else MAIN_STREAM, waits)
+                          GATHER_STREAM if overlap else MAIN_STREAM, waits,
+                          ends_backward_of_modules=self.has("ends_backward_of_modules"),
+                          counts_on=self.counts_on)
         steps = self.setup.optimizer()
         for step in range(STEPS):
             for index in range(step * count, (step + 1) * count):
@@ -137,12 +166,7 @@ class Zero3(AlikeRanks):
         if stays:
             tape.allocate(self.itemsize * self._numel(trainable), Factor.GRADIENTS, "zero::grad_partitions")
         for parameter in trainable:  # create_reduce_and_remove_grad_hooks
-            size = self.itemsize * self._partition_numel(parameter)
-            whole = tape.allocate(self.degree * size, Factor.PARAMETERS, "zero::all_gather",
-                                  module=self.tensors[parameter].module)
-            if self.zero.offload_param:
-                tape.free(tape.allocate(size, Factor.COMMUNICATION, "zero::partition_from_host"))
-            tape.free(whole)
+            tape.free(gather_one(tape, self.tensors[parameter], self.degree, self.zero))
 
     def _partition(self, tape: Tape) -> dict[int, int]:
         """``Init``, ``_zero_init_param``: partitions the parameters.
@@ -160,13 +184,18 @@ class Zero3(AlikeRanks):
 
     def _master_weights(self, tape: Tape) -> None:
         converted = None
+        stays = self.has("masters_from_wide_copies")
         for group in self.sub_groups:  # _create_fp32_partitions
-            size, old = FP32 * self._numel(group), converted
+            numel, old = self._numel(group), converted
             if self.itemsize < FP32:
-                converted = tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::converted")
+                converted = tape.allocate((FP32 if stays else self.itemsize) * numel, Factor.OPTIMIZER_STATES,
+                                          "zero::converted")
             if old is not None:
                 tape.free(old)
-            tape.allocate(size, Factor.OPTIMIZER_STATES, "zero::master_weights")
+            tape.allocate(FP32 * numel, Factor.OPTIMIZER_STATES, "zero::master_weights")
+            if converted is not None and not stays:
+                tape.free(converted)
+                converted = None
         if converted is not None:
             tape.free(converted)
         gradient = tape.allocate(FP32 * max(map(self._numel, self.sub_groups)), Factor.GRADIENTS,
@@ -219,11 +248,15 @@ class Zero3(AlikeRanks):
             _, parameter, gradient = ready[row]
             reduction.add(parameter, first_buffer + gradient)
 
+        def end(module: int) -> None:
+            if module not in self.endless:
+                gathers.leave(module, forward=False)
+
         return {
             Mark.ENTER: partial(gathers.fetch, forward=True),
             Mark.LEAVE: partial(gathers.leave, forward=True),
             Mark.BEFORE_BACKWARD: partial(gathers.fetch, forward=False),
-            Mark.AFTER_BACKWARD: partial(gathers.leave, forward=False),
+            Mark.AFTER_BACKWARD: end,
             Mark.RECOMPUTE: partial(gathers.fetch, forward=True, recompute=True),
             Mark.EXTERNAL: read, Mark.READY: reduce, Mark.HOLD: gathers.hold, Mark.LET_GO: gathers.let_go,
         }

@@ -21,11 +21,32 @@ from predictor.events.model_facts import Parameter
 from predictor.workload.deepspeed_config import ZeroConfig
 
 LONG_AGO = -10**10
+GATHERS_IN_PLACE_SINCE = (0, 18, 5)
+"""The first release that gathers a single parameter at once into its own tensor. Before, it gathers into a flat buffer,
+and copies from there (partition_parameters.py, ``_allgather_params``)."""
 
 
 def partition_numel(tensor: Parameter, degree: int) -> int:
     """Elements of a rank's partition of a parameter, padding included."""
     return -(-tensor.numel // degree)
+
+
+def gather_one(tape: Tape, tensor: Parameter, degree: int, zero: ZeroConfig) -> int:
+    """Gathers a single parameter, and waits for it (``Parameter.all_gather``). Returns its buffer."""
+    numel = partition_numel(tensor, degree)
+
+    def allocate(size: int, factor: Factor, operator: str) -> int:
+        return tape.allocate(size, factor, operator, module=tensor.module)
+
+    if zero.version < GATHERS_IN_PLACE_SINCE:
+        flat = allocate(tensor.itemsize * degree * numel, Factor.COMMUNICATION, "zero::all_gather_flat")
+        whole = allocate(tensor.bytes, Factor.PARAMETERS, "zero::all_gather")
+        tape.free(flat)
+        return whole
+    whole = allocate(tensor.itemsize * degree * numel, Factor.PARAMETERS, "zero::all_gather")
+    if zero.offload_param:
+        tape.free(tape.allocate(tensor.itemsize * numel, Factor.COMMUNICATION, "zero::partition_from_host"))
+    return whole
 
 
 @dataclass(eq=False)
@@ -58,6 +79,9 @@ class Gathers:
         degree: data-parallel degree.
         stream: the stream on which collectives run and their buffers are allocated.
         waits: the host's waits, shared with the reductions.
+        ends_backward_of_modules: whether this release of DeepSpeed has that behaviour of
+            :data:`predictor.engine.zero3.SWITCHES`.
+        counts_on: whether it counts available parameters from one optimizer step to the next, not in each micro-step.
         step: number of fetches in this micro-step.
         known: whether the order of modules is known; None before the first micro-step.
         gathered: parameter -> the buffer of its whole tensor; None if that is the partition itself.
@@ -72,6 +96,8 @@ class Gathers:
     degree: int
     stream: int
     waits: Waits
+    ends_backward_of_modules: bool = True
+    counts_on: bool = False
     step: int = 0
     known: bool | None = None
     gathered: dict[int, int | None] = field(default_factory=dict)
@@ -110,7 +136,8 @@ class Gathers:
         self.ahead = deque(self._order)
         self.fetched_for = {}
         self.step = 0
-        self.available_numel = 0
+        if not self.counts_on:
+            self.available_numel = 0
 
     def _learn(self) -> None:
         uses: dict[int, list[int]] = defaultdict(list)
@@ -132,7 +159,7 @@ class Gathers:
         self._gather([p for p in own if self._is_partitioned(p)])
         for parameter in own:
             self.users[parameter].add(module)
-            if recompute and self.in_backward and not self.tensors[parameter].trainable:
+            if recompute and self._stays_late(parameter):
                 owner = next(reversed(self.in_backward))
                 self.recomputed[owner].add(parameter)
                 self.users[parameter].add(owner)
@@ -145,6 +172,10 @@ class Gathers:
         if self.known:
             self._prefetch(own)
         self.step += 1
+
+    def _stays_late(self, parameter: int) -> bool:
+        """Whether a parameter that a recomputation gathers stays until the backward that started it ends."""
+        return self.ends_backward_of_modules and bool(self.in_backward) and not self.tensors[parameter].trainable
 
     def _prefetch(self, own: list[int]) -> None:
         mine = {p for p in own if self.fetched_for.get(p, LONG_AGO) < self.step}
@@ -198,6 +229,8 @@ class Gathers:
 
     def end_backward(self) -> None:
         """Releases parameters of modules whose backward has no end (``release_backward_leftovers``)."""
+        if not self.ends_backward_of_modules:
+            self.in_backward.clear()
         while self.in_backward:
             module, _ = self.in_backward.popitem()
             for parameter in sorted({*self.own.get(module, ()), *self.recomputed.pop(module, ())}):
@@ -216,6 +249,8 @@ class Gathers:
                 self._count_fetch(gather)
             self.users[parameter].clear()
             self._release(parameter)
+        if self.counts_on:
+            self.available_numel = 0
 
     def gather_persistent(self) -> None:
         """``_post_step``: gathers the persistent parameters again, each into a buffer of its own."""
@@ -226,9 +261,10 @@ class Gathers:
         together = together and not self.zero.allgather_sequential
         copies = self._copies(parameters, MAIN_STREAM) if together else []
         for parameter in parameters:
-            self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
-            if not together:
-                self._drop(self._copies([parameter], MAIN_STREAM))
+            if together:
+                self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
+            else:
+                self.gathered[parameter] = gather_one(self.tape, self.tensors[parameter], self.degree, self.zero)
         if len(parameters) > 1:
             self.waits.synchronize()
         self._drop(copies)
@@ -237,8 +273,7 @@ class Gathers:
         """Gathers a parameter of another module that a module reads. From now on the module fetches it too."""
         self.own.setdefault(module, []).append(parameter)
         if parameter not in self.gathered:
-            self.gathered[parameter] = self._buffer(parameter, MAIN_STREAM)
-            self._drop(self._copies([parameter], MAIN_STREAM))
+            self.gathered[parameter] = gather_one(self.tape, self.tensors[parameter], self.degree, self.zero)
 
     # one collective ---------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     setup = Setup(facts=first.facts, engine="torch", optim="", param_groups="single", max_grad_norm=0.0,
                   gradient_accumulation_steps=1, data_parallel_size=1, zero=None, capacity_bytes=workload.capacity,
                   allocator=corrections.allocator_settings(workload.allocator_conf, chosen), gpu=gpu,
-                  quantization=workload.quantization)
+                  quantization=workload.quantization, versions=workload.versions)
     return InferenceJob(request, first, setup, chosen, turns=all_turns, pieces=tuple(pieces))
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
+from predictor.common.value_types import FrozenMap
 from predictor.engine import loop
 from predictor.engine.engines import Engine, Offloading, load
 from predictor.engine.evaluation import with_evaluation
@@ -373,7 +374,9 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         gradient_accumulation_steps=workload.gradient_accumulation_steps,
         data_parallel_size=workload.data_parallel_size, zero=zero, capacity_bytes=workload.capacity, ddp=workload.ddp,
         fsdp=workload.fsdp, loss_scaling=workload.mixed_precision == "fp16",
-        quantization=workload.quantization, tensor_parallel_size=workload.tensor_parallel_size,
+        quantization=workload.quantization, versions=workload.versions if workload.quantization else FrozenMap({}),
+        reentrant_checkpoints=workload.gradient_checkpointing_kwargs["use_reentrant"],
+        tensor_parallel_size=workload.tensor_parallel_size,
         keep_outputs=workload.keep_outputs, zero_grad=workload.zero_grad,
         autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 

@@ -10,6 +10,7 @@ from predictor.common.gpus import Gpu
 from predictor.events import gemm_4bit
 from predictor.events.model_facts import TOWERS, ModelFacts, modality
 from predictor.events.sizes import Shape
+from predictor.model import transformers_releases
 from predictor.model.lora import quiet
 from predictor.workload.modes import advice_for
 from predictor.workload.quantization_keys import SKIPPED
@@ -136,11 +137,11 @@ def replace(model, settings: Quantized) -> None:
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers import base, quantizers_utils
+    from transformers.quantizers import base
 
     linear = [name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
     for pattern in (entry for entry in settings.skip_modules or () if entry not in SKIPPED):
-        if all(quantizers_utils.should_convert_module(name, [pattern]) for name in linear):
+        if not any(transformers_releases.skips_quantizing(name, pattern) for name in linear):
             raise InputError(f"quantization: llm_int8_skip_modules names {pattern!r}, with which no path of a linear "
                              f"layer begins or ends (for example {linear[0]})")
     skip_modules = None if settings.skip_modules is None else list(settings.skip_modules)
@@ -153,7 +154,7 @@ def replace(model, settings: Quantized) -> None:
         compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[settings.compute_dtype]
         keywords = {"load_in_4bit": True, "bnb_4bit_compute_dtype": compute,
                     "bnb_4bit_use_double_quant": settings.double_quant}
-    replace_with_bnb_linear(model, skipped, BitsAndBytesConfig(**keywords))
+    replace_with_bnb_linear(model, skipped, quantization_config=BitsAndBytesConfig(**keywords))
     layers: dict[str, Any] = {name: layer for name, layer in model.named_modules()
                               if isinstance(layer, (Linear4bit, Linear8bitLt))}
     if not layers:
@@ -168,7 +169,8 @@ def replace(model, settings: Quantized) -> None:
         if settings.bits == 8:
             layer.init_8bit_state()
     setattr(model, f"is_loaded_in_{settings.bits}bit", True)  # transformers' mark, which peft reads
-    base._assign_is_quantized(model)  # transformers' mark, which flash attention reads
+    if hasattr(base, "_assign_is_quantized"):
+        base._assign_is_quantized(model)  # transformers' mark, which flash attention reads
 
 
 def _packed(layer, settings: Quantized):

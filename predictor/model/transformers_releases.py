@@ -56,6 +56,13 @@ def checkpointed_layer() -> type[Any]:
     return GradientCheckpointingLayer
 
 
+def knows_its_checkpointing(module: Any) -> bool:
+    """Whether a module has the attributes of activation checkpointing: a layer, before 4.52 the model around layers."""
+    if _release() < (4, 52):
+        return hasattr(module, "_gradient_checkpointing_func")
+    return isinstance(module, checkpointed_layer())
+
+
 def _release() -> tuple[int, ...]:
     import transformers
 
@@ -130,3 +137,16 @@ def check_flash_attention(integration: ModuleType) -> None:
     if not hasattr(integration, "get_target_dtype"):
         raise NotPredicted(f"attn_implementation flash_attention_2: not predicted for transformers "
                            f"{transformers.__version__} yet: give sdpa, or use transformers 5.17")
+
+
+def skips_quantizing(name: str, pattern: str) -> bool:
+    """Whether ``llm_int8_skip_modules`` with a pattern leaves a layer as it is (quantizers/quantizers_utils.py).
+
+    4.57 compares the pattern with the layer's own name, its path and each part of the path
+    (integrations/bitsandbytes.py, ``_replace_with_bnb_linear``).
+    """
+    if _release() >= (5,):
+        from transformers.quantizers.quantizers_utils import should_convert_module
+
+        return not should_convert_module(name, [pattern])
+    return pattern in (name, name.rpartition(".")[2]) or f"{pattern}." in name

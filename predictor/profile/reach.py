@@ -53,7 +53,7 @@ def _flattens_by_free_memory(request: Request, formula: Formula) -> bool:
     workload = request.workload
     if workload.engine != "deepspeed" or workload.zero_stage not in (1, 2) or workload.capacity is None:
         return False
-    from predictor.engine.zero2 import SWITCHES
+    from predictor.engine.zero2_releases import SWITCHES
 
     if release(workload.versions["deepspeed"]) < SWITCHES["flatten_on_gpu"]:
         return False

@@ -16,9 +16,11 @@ from predictor.workload.deepspeed_releases import (
     AUTOTP_SINCE,
     OFFLOAD_SINCE,
     OTHER_DTYPES_SINCE,
+    RECOMPUTES_FROZEN_SINCE,
     SINCE,
     STAGE_0_SINCE,
     STAGE_1_SINCE,
+    STAGE_3_MISCOUNTS,
     STAGE_3_SINCE,
 )
 from predictor.workload.engines import ENGINES
@@ -227,6 +229,19 @@ def _without_norm(draft: Draft) -> bool:
     return draft["engine"] == "deepspeed" and draft.config.get("zero_optimization.compute_grad_norm") is False
 
 
+def _too_old_to_quantize(draft: Draft) -> str | None:
+    """The package of an older release than those whose quantization was compared; None without quantization."""
+    versions = draft["versions"] if draft["quantization"] is not None else {}
+    return _first(name for name, oldest in OLDEST_QUANTIZING.items()
+                  if name in versions and release(versions[name]) < oldest)
+
+
+def _recomputes_frozen(draft: Draft) -> bool:
+    """Whether ZeRO-3 recomputes frozen weights in checkpoints that compare the shapes of tensors, in an old release."""
+    return (_at_stage(draft, 3) and draft.release < RECOMPUTES_FROZEN_SINCE and draft["gradient_checkpointing"]
+            and not draft["gradient_checkpointing_kwargs"]["use_reentrant"] and draft["recipe"] in ("lora", "pretrain"))
+
+
 def _at_stage(draft: Draft, *stages: int) -> bool:
     return _by_deepspeed(draft) and draft["zero_stage"] in stages
 
@@ -331,11 +346,9 @@ CONTRADICTIONS = (
     Contradiction(("versions", "engine"), lambda c: bool(c["fsdp"]) and release(c["versions"]["torch"]) < OLDEST_FSDP2,
                   lambda c, _: f"names torch {c['versions']['torch']}: FSDP2 is predicted for "
                                f"{_dotted(OLDEST_FSDP2[:2])} and later"),
-    Contradiction(("versions", "quantization"),
-                  lambda c: c["quantization"] is not None
-                  and release(c["versions"]["transformers"]) < OLDEST_QUANTIZING,
-                  lambda c, _: f"names transformers {c['versions']['transformers']}: quantization is predicted for "
-                               f"{_dotted(OLDEST_QUANTIZING[:2])} and later"),
+    Contradiction(("versions", "quantization"), _too_old_to_quantize,
+                  lambda c, name: f"names {name} {c['versions'][name]}: quantization is predicted for "
+                                  f"{_dotted(OLDEST_QUANTIZING[name][:2])} and later"),
     Contradiction(("offload", "zero_stage", "deepspeed"),
                   lambda c: c["offload"] is not None and _deepspeed_key(c) is None,
                   "is a setting of DeepSpeed: add zero_stage"),
@@ -421,6 +434,12 @@ CONTRADICTIONS = (
     # settings at which a release of DeepSpeed stops
     *(Contradiction((option, "versions"), _newer_option(option, since), _newer_option_message(option, since), IN_FILE)
       for option, since in SINCE.items()),
+    Contradiction(("versions", "zero_stage", "gradient_checkpointing_kwargs"), _recomputes_frozen,
+                  lambda c, _: f"ZeRO stage 3 of DeepSpeed {_dotted(c.release)} stops with a CheckpointError where "
+                               f"frozen weights are recomputed (recipe {c['recipe']}): give "
+                               "gradient_checkpointing_kwargs use_reentrant true, or use DeepSpeed "
+                               f"{_dotted(RECOMPUTES_FROZEN_SINCE)} or later",
+                  "versions"),
     Contradiction(("zero_optimization.compute_grad_norm", "zero_optimization.stage"),
                   lambda c: _without_norm(c) and c.stage not in (1, 2),
                   "zero_optimization.compute_grad_norm false needs stage 1 or 2: leave it out", IN_FILE),
@@ -476,6 +495,9 @@ NOT_PREDICTED = (
     Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 3) and c.release < STAGE_3_SINCE,
                   lambda c, _: f"ZeRO stage 3 is predicted for DeepSpeed {_dotted(STAGE_3_SINCE)} and later, not "
                                f"{_dotted(c.release)}", "versions"),
+    Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 3) and c.release == STAGE_3_MISCOUNTS,
+                  f"ZeRO stage 3 of DeepSpeed {_dotted(STAGE_3_MISCOUNTS)} miscounts its bucket, which is not "
+                  "predicted: use another release", "versions"),
     Contradiction(("data_types.grad_accum_dtype", "zero_stage"),
                   lambda c: _at_stage(c, 3) and _accumulates(c) != c["dtype"],
                   lambda c, _: f"data_types.grad_accum_dtype {_accumulates(c)} is not modelled yet in ZeRO stage 3: "

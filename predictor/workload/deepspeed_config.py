@@ -160,7 +160,8 @@ class _Settings:
         return tuple(note for note, holds in notes.items() if holds)
 
     def pins(self, what: str) -> bool:
-        return self.written.get(f"zero_optimization.offload_{what}", {}).get("pin_memory", True)
+        offloading = self.written.get(f"zero_optimization.offload_{what}", {})
+        return offloading.get("pin_memory", default("pin_memory", self.version))
 
     def of_stage_3(self) -> dict[str, Any]:
         return {

@@ -25,17 +25,22 @@ DEFAULTS: dict[str, tuple[tuple[tuple[int, int, int], Any], ...]] = {
     "stage3_max_live_parameters": (((0, 0, 0), 1_000_000_000),),
     "stage3_max_reuse_distance": (((0, 0, 0), 1_000_000_000),),
     "stage3_allgather_sequential": (((0, 0, 0), False),),
+    "pin_memory": (((0, 0, 0), False), ((0, 19, 5), True)),  # of offload_optimizer and offload_param
 }
 # Option -> the first release that has it; earlier releases stop with an error.
 SINCE = {
     "bf16.check_grad_overflow": (0, 17, 1),
+    "zero_optimization.stage3_allgather_sequential": (0, 18, 5),
     "zero_optimization.parameter_alignment": (0, 19, 7),
     "zero_optimization.compute_grad_norm": (0, 19, 7),
 }
-OTHER_DTYPES_SINCE = (0, 19, 8)  # fp16 and fp32 were compared with this release
+OTHER_DTYPES_SINCE = (0, 14, 4)  # the oldest release with which fp16 and fp32 were compared
 AUTOTP_SINCE = (0, 19, 8)  # earlier releases shard otherwise
-STAGE_0_SINCE = STAGE_3_SINCE = OFFLOAD_SINCE = (0, 19, 8)  # the release that the engines follow
-STAGE_1_SINCE = (0, 18, 3)  # earlier releases allocate the buckets of stage 1 elsewhere
+STAGE_0_SINCE = (0, 17, 6)  # the oldest release that was compared
+STAGE_1_SINCE = STAGE_3_SINCE = OFFLOAD_SINCE = (0, 14, 4)  # the oldest release that was compared
+STAGE_3_MISCOUNTS = (0, 17, 2)  # its buckets are never empty again (stage3.py, IPGBucketZ3.elements)
+RECOMPUTES_FROZEN_SINCE = (0, 19, 3)  # ZeRO-3 with checkpoints that compare the shapes of recomputed tensors
+REPLACES_LINEAR_SINCE = (0, 19, 4)  # ZeRO-3 with a model that was not built in zero.Init
 FP32_ACCUMULATION_SINCE = (0, 19, 8)  # earlier releases accept it in stage 2 and accumulate in bf16
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier releases allocate Adam's states at start-up
-OLDEST_FSDP2 = (2, 8, 0)
-OLDEST_QUANTIZING = (5, 17, 0)  # transformers, with bitsandbytes 0.50; earlier releases were not compared
+OLDEST_FSDP2 = (2, 6, 0)
+OLDEST_QUANTIZING = {"transformers": (4, 57, 0), "bitsandbytes": (0, 48, 0)}  # the oldest that were compared
 MOST_SAMPLES = 65_536
 MOST_STEPS = 1 << 20
 MOST_TOKENS = 1 << 30  # in one micro batch; keeps every byte count far inside 64 bits

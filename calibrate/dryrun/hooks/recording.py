@@ -30,7 +30,8 @@ ALLOCATING = ("alloc", "segment_alloc", "segment_map")
 class HistoryRequest(NamedTuple):
     """Arguments of ``torch._C._cuda_record_memory_history`` in PyTorch 2.14, in its order.
 
-    Older releases take the first 4 (until 2.6, where every call clears the history), 7 (2.8) or 8 of them (2.11).
+    Older releases take the first 4 (until 2.6, where only the end of a recording clears the history), 7 (2.8) or 8 of
+    them (2.11).
     """
 
     enabled: str | None
@@ -107,6 +108,7 @@ class Recording:
         bindings: Any = torch._C
         record = bindings._cuda_record_memory_history
         accepted = len(re.findall(r"\barg\d+:", record.__doc__.partition("\n")[0]))
+        self._clears = accepted > HistoryRequest._fields.index("clear")
         self._record: Callable[[HistoryRequest], None] = lambda request: record(*request[:accepted])
         self._snapshot: Callable[..., dict[str, Any]] = _of_any_pool(bindings._cuda_memorySnapshot)
         bindings._cuda_record_memory_history = self._record_for_script
@@ -123,6 +125,8 @@ class Recording:
             request = request._replace(context=OWN_REQUEST.context, stacks=OWN_REQUEST.stacks)
         elif request.context != "all":
             request = request._replace(context=OWN_REQUEST.context)
+        if not self._clears:
+            self._record(request._replace(enabled=None, context=None))
         self._record(request._replace(enabled="all", max_entries=sys.maxsize, clear=True, skip_actions=[]))
 
     def take(self) -> list[dict]:

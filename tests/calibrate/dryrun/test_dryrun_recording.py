@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
-from calibrate.dryrun.hooks.recording import Ring
+from calibrate.dryrun.hooks.recording import Recording, Ring
 from calibrate.emulator import environment
 from tests.calibrate.small_jobs import needs_emulator
 from tests.calibrate.trainer import train
@@ -185,3 +185,20 @@ def test_the_whole_history_is_the_same_whatever_the_script_records(tmp_path):
     assert [(entry["user_metadata"], entry.get("frames")) for entry in entries(found)] == \
         [(entry["user_metadata"], entry.get("frames")) for entry in entries(plain)]
     assert actions(found) == actions(plain) and len(actions(plain)) > 20
+
+
+@pytest.mark.parametrize("arguments, enabled", [(4, [None, "all"]), (10, ["all"])])
+def test_a_history_that_only_the_end_of_a_recording_clears_is_ended_first(arguments, enabled, monkeypatch):
+    import torch
+
+    calls = []
+
+    def record(*given):
+        calls.append(given)
+
+    record.__doc__ = f"f({', '.join(f'arg{number}: object' for number in range(arguments))}) -> None"
+    for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy", "_cuda_memorySnapshot",
+                 "_cuda_isHistoryEnabled"):
+        monkeypatch.setattr(torch._C, name, record, raising=False)
+    Recording(lambda: None).begin()
+    assert [given[0] for given in calls] == enabled and {len(given) for given in calls} == {arguments}

@@ -212,7 +212,7 @@ def test_what_fully_shard_can_do_besides_is_refused_by_name(keys, message):
     ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "use_reentrant true, which is not modelled yet"),
     ({"optim": "adafactor"}, "adafactor: it stops at FSDP2's sharded parameters"),
     ({"optim": "adamw_8bit"}, "adamw_8bit: it stops at FSDP2's sharded parameters"),
-    ({"versions": {"torch": "2.7.1"}}, "FSDP2 is predicted for 2.8 and later"),
+    ({"versions": {"torch": "2.5.1"}}, "FSDP2 is predicted for 2.6 and later"),
 ])
 def test_what_fsdp2_stops_at_or_was_not_checked_is_refused(keys, message):
     assert message in refusal(**keys)

@@ -138,8 +138,8 @@ def test_contradictions_are_named(keys, message):
 
 
 def test_earlier_releases_are_named(tmp_path):
-    with pytest.raises(InputError, match="offload is predicted for DeepSpeed 0.19.8 and later"):
-        job(tmp_path, 2, "optimizer", versions={"deepspeed": "0.18.5"}).judge()
+    with pytest.raises(InputError, match="offload is predicted for DeepSpeed 0.14.4 and later"):
+        job(tmp_path, 2, "optimizer", versions={"deepspeed": "0.14.3"}).judge()
 
 
 def test_the_short_form_is_the_config(tmp_path):

@@ -43,7 +43,7 @@ def test_a_step_holds_both_gradients_and_the_optimizers_root(tmp_path):
 @pytest.mark.parametrize("keys, message", [
     ({"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}, "communication_data_type": "fp32"}},
      "communication_data_type fp32 is not modelled in ZeRO stage 0"),
-    ({"versions": {"deepspeed": "0.18.5"}}, "stage 0 is predicted for DeepSpeed 0.19.8 and later"),
+    ({"versions": {"deepspeed": "0.17.5"}}, "stage 0 is predicted for DeepSpeed 0.17.6 and later"),
 ])
 def test_what_is_not_modelled_is_named(tmp_path, keys, message):
     with pytest.raises(InputError, match=message):

@@ -210,6 +210,6 @@ def test_what_is_not_modelled_is_named(tmp_path, document, message):
 def test_earlier_releases_are_named(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small_config()))
-    with pytest.raises(InputError, match="predicted for DeepSpeed 0.19.8 and later, not 0.18.5"):
+    with pytest.raises(InputError, match="predicted for DeepSpeed 0.14.4 and later, not 0.14.3"):
         predict(Workload(model=str(path), sequence_length=40, zero_stage=3, profile="none",
-                         versions={"deepspeed": "0.18.5"}))
+                         versions={"deepspeed": "0.14.3"}))

@@ -152,7 +152,7 @@ def test_a_pattern_can_freeze_what_the_recipe_trains(model):
 
 BAD = [
     ({"engine": "ddp", "recipe": "full"}, "engine ddp: 18 trainable parameters get no gradient, and DDP stops at that"),
-    ({"zero_stage": 1, "versions": {"deepspeed": "0.17.5"}}, "ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later"),
+    ({"zero_stage": 1, "versions": {"deepspeed": "0.14.2"}}, "ZeRO stage 1 is predicted for DeepSpeed 0.14.4 and later"),
     ({"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}, "managed_gradient_accumulation": False}},
      "managed_gradient_accumulation false is not supported in stage 1"),
     ({"sequence_length": 4}, "has no room for 1 image"),

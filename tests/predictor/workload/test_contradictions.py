@@ -51,19 +51,23 @@ def _config(stage, **keys):
     return {"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage}} | keys}
 
 
-OLD, FP32_SUMS = {"versions": {"deepspeed": "0.18.2"}}, {"data_types": {"grad_accum_dtype": "fp32"}}
+OLD, OLDEST = {"versions": {"deepspeed": "0.18.2"}}, {"versions": {"deepspeed": "0.14.3"}}
+FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
 FP32_MESSAGES = {"communication_data_type": "fp32"}
 EXAMPLES = [
-    (OLD | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.19.8 and later"),
+    (OLDEST | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.17.6 and later"),
     (_config(0, **FP32_SUMS), "deepspeed: data_types.grad_accum_dtype fp32 is not modelled in ZeRO stage 0: leave it out"),
     (_config(0, **FP32_MESSAGES), "deepspeed: communication_data_type fp32 is not modelled in ZeRO stage 0: leave it out"),
     (_config(2, **FP32_SUMS),
      "deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet: leave it out or set bf16"),
-    (OLD | {"zero_stage": 1}, "versions: ZeRO stage 1 is predicted for DeepSpeed 0.18.3 and later"),
-    (OLD | {"zero_stage": 2, "offload": "optimizer"}, "versions: offload is predicted for DeepSpeed 0.19.8 and later"),
+    (OLDEST | {"zero_stage": 1}, "versions: ZeRO stage 1 is predicted for DeepSpeed 0.14.4 and later"),
+    (OLDEST | {"zero_stage": 2, "offload": "optimizer"},
+     "versions: offload is predicted for DeepSpeed 0.14.4 and later"),
     (_config(2, zero_optimization={"stage": 2, "parameter_alignment": True}),
      "deepspeed: zero_optimization.parameter_alignment is not modelled yet: leave it out"),
-    (OLD | {"zero_stage": 3}, "versions: ZeRO stage 3 is predicted for DeepSpeed 0.19.8 and later, not 0.18.2"),
+    (OLDEST | {"zero_stage": 3}, "versions: ZeRO stage 3 is predicted for DeepSpeed 0.14.4 and later, not 0.14.3"),
+    ({"versions": {"deepspeed": "0.17.2"}, "zero_stage": 3},
+     "versions: ZeRO stage 3 of DeepSpeed 0.17.2 miscounts its bucket, which is not predicted: use another release"),
     (_config(3, **FP32_SUMS),
      "deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet in ZeRO stage 3: leave it out or set bf16"),
     (_config(3, **FP32_MESSAGES),
@@ -85,3 +89,15 @@ def test_a_setting_that_is_not_predicted_yet_is_named_before_a_prediction(line, 
 
 def test_a_setting_without_effect_in_its_release_is_predicted():
     Workload(model="m", sequence_length=8, data_parallel_size=2, **OLD, **_config(2, **FP32_SUMS)).check_predicted()
+
+
+@pytest.mark.parametrize("keys", [{"recipe": "lora"}, {"recipe": "pretrain"}])
+def test_frozen_weights_that_an_old_zero_3_cannot_recompute_are_named(keys):
+    def asked(**more):
+        return Workload(model="m", sequence_length=8, zero_stage=3, data_parallel_size=2, **keys, **more)
+
+    with pytest.raises(InputError, match="ZeRO stage 3 of DeepSpeed 0.18.2 stops with a CheckpointError .* use_reentrant"):
+        asked(**OLD)
+    asked(**OLD, gradient_checkpointing_kwargs={"use_reentrant": True})
+    asked(**OLD, gradient_checkpointing=False)
+    asked(versions={"deepspeed": "0.19.3"})
