@@ -63,7 +63,7 @@ class AllocatorFit:
 
 FURTHER_STAGES = (1, 2)
 """Stages of DeepSpeed's ZeRO under which a job takes more memory outside PyTorch's allocator than under other engines:
-on an H200 72 MiB in each of 20 jobs, stage 3 nothing (profiles/pages/device_h200.md)."""
+on an H200 72 MiB in each of 19 jobs, stage 3 nothing (profiles/pages/device_h200.md)."""
 
 
 @dataclass(frozen=True)
