@@ -1,4 +1,4 @@
-"""The engine of ZeRO-1 and ZeRO-2 against the real DeepSpeed 0.19.8 on CPU, at every mark, within 4 bytes."""
+"""The engine of ZeRO-1 and ZeRO-2 against the real DeepSpeed 0.19.8 on CPU, at every mark, within 8 bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from tests.predictor.deepspeed_truth import Case
 
-TOLERANCE_BYTES = 4
-"""Unfused AdamW makes one number more in its step on the CPU than on a GPU."""
+TOLERANCE_BYTES = 8
+"""Unfused AdamW counts its steps in the host's memory, which is not the GPU's: 4 bytes for each of two groups."""
 
 CASES = [
     *(Case(rank, world) for world in (1, 2, 3, 4, 8) for rank in sorted({0, world // 2, world - 1})),
