@@ -80,6 +80,8 @@ def step(tape: Tape, norms: Iterable[int], wide_numels: Sequence[int]) -> None:
     """The GPU's part of ``step()``: waits, adds up the norms, receives the updated weights, and frees
     the norms (``reset_cpu_buffers``).
 
+    The losses that releases before 0.18.3 keep until the step's end (``zero_scalars.logged_loss``) are left out here.
+
     Args:
         wide_numels: elements of each partition, if the GPU converts them from fp32; empty if the host does.
     """
