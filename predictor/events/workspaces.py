@@ -208,16 +208,15 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
         all_of_it: 1 if the whole tensor is reduced to one number.
         inner: contiguous kept elements, if they are not all ``outputs``.
     """
-    vector = 1 if along_rows else np.gcd(outputs if inner is None else inner, 4)
-    first, second = (inputs, outputs) if along_rows else (outputs // vector, inputs)
-    if along_rows and all_of_it == 1:
-        first = np.where(inputs > 128, inputs // 4, inputs)
+    vector = np.where(along_rows, 1, np.gcd(outputs if inner is None else inner, 4))
+    of_rows = np.where((all_of_it == 1) & (inputs > 128), inputs // 4, inputs)
+    first, second = np.where(along_rows, of_rows, outputs // vector), np.where(along_rows, outputs, inputs)
     most = 512 // vector
     first, second = (np.minimum(_last_power_of_two(d), most) for d in (first, second))
     width = np.minimum(first, 32)
     height = np.minimum(second, most // width)
     width = np.minimum(first, most // height)
-    step_input, step_output = (width, 1) if along_rows else (1, width)
+    step_input, step_output = np.where(along_rows, width, 1), np.where(along_rows, 1, width)
     across_warps = _ceil_div(inputs, step_input) >= np.minimum(height * 16, 256)
     step_input = np.where(across_warps, step_input * height, step_input)
     step_output = np.where(across_warps, step_output, step_output * height)
@@ -226,7 +225,7 @@ def _reduction(gpu, outputs, inputs, accumulator_bytes, along_rows, all_of_it, i
     target = gpu.multiprocessors * (gpu.threads_per_multiprocessor // (width * height))
     blocks = np.maximum(np.minimum(_ceil_div(target, grid), _ceil_div(values, 16)), _ceil_div(values, 256))
     shared = across_warps & (values >= 256) & (grid <= target) & (blocks > 1)
-    size = accumulator_bytes * outputs * blocks * (1 if along_rows else width * vector)
+    size = accumulator_bytes * outputs * blocks * np.where(along_rows, 1, width * vector)
     return np.where(shared, size, 0), np.where(shared, 4 * grid, 0)
 
 
