@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from predictor import cli
 from predictor.answer.prediction import Prediction
+from predictor.answer.schemas import described
 from predictor.commands.options import GROUPS
+from predictor.commands.registry import COMMANDS, load_command
 from predictor.common import gpus
 from predictor.common.value_types import NotYetSupported, thaw
 from predictor.workload.keys import KEYS
@@ -47,11 +46,11 @@ def mark(name: str) -> str:
 
 def commands() -> str:
     """Every command with its help, its examples and its options."""
-    return "\n\n".join(_command(name) for name in cli.COMMANDS)
+    return "\n\n".join(_command(name) for name in COMMANDS)
 
 
 def _command(name: str) -> str:
-    module, parser = cli.load_command(name)
+    module, parser = load_command(name)
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
     parts = [f"## peakcast {name}", (module.__doc__ or "").strip()]
     of_workloads = {f"--{key.replace('_', '-')}" for key in KEYS} - {"--model"}
@@ -107,10 +106,7 @@ def _default(value: Any) -> str:
 
 def result_keys() -> str:
     """The attributes of a prediction, as its docstring describes them."""
-    described = inspect.cleandoc(Prediction.__doc__ or "").partition("Attributes:\n")[2]
-    entries = re.findall(r"^    (\w[\w, ]*): (.+(?:\n     +.+)*)", described, re.MULTILINE)
-    rows = [(", ".join(f"`{name}`" for name in names.split(", ")), " ".join(text.replace("``", "`").split()))
-            for names, text in entries]
+    rows = [(f"`{name}`", text.replace("``", "`")) for name, text in described(Prediction).items()]
     return table(("attribute", "meaning"), rows)
 
 

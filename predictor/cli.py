@@ -1,7 +1,6 @@
 """The ``peakcast`` command: finds the subcommand, runs it, and prints a user's mistake as one line.
 
-A subcommand is a module with a docstring (the help text, its first line the summary), ``EXAMPLES``,
-``add_arguments(parser)`` and ``run(arguments) -> int`` (the exit code). It is imported only when it is used.
+The subcommands are in :mod:`predictor.commands.registry`.
 """
 
 from __future__ import annotations
@@ -16,28 +15,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
 
+from predictor.commands.registry import COMMANDS, Parser, load_command
 from predictor.common import storage, streams
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import nearest, quoted
 
-# The module of each command. Only this table and the next may name calibrate.
-COMMANDS = {
-    "predict": "predictor.commands.predict",
-    "explain": "predictor.commands.explain",
-    "oom": "predictor.commands.oom",
-    "plan": "predictor.commands.plan",
-    "explore": "predictor.commands.explore",
-    "measure": "calibrate.commands.measure",
-    "calibrate": "calibrate.commands.calibrate",
-    "report": "calibrate.commands.report",
-    "learn": "calibrate.commands.learn",
-    "dryrun": "calibrate.commands.dryrun",
-    "replay": "predictor.commands.replay",
-    "models": "predictor.commands.models",
-    "profiles": "predictor.commands.profiles",
-}
 # (command, option) -> the module whose ``run(arguments)`` takes over if the option is given.
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution",
                ("predict", "run"): "calibrate.commands.predict_run"}
@@ -54,13 +37,6 @@ WIDTH = 100
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2
 BROKEN_PIPE = 128 + 13
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that reports mistakes as :class:`InputError`, like all other code."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,21 +108,6 @@ def _run(argv: list[str]) -> int:
         if source:
             error.args = (source.told(str(error)),)
         raise
-
-
-def load_command(name: str) -> tuple[ModuleType, Parser]:
-    """The module of a command, and its parser.
-
-    Raises:
-        InputError: there is no such command.
-    """
-    if name not in COMMANDS:
-        raise InputError(f"unknown command {quoted(name)}{nearest(name, COMMANDS)}: commands are {', '.join(COMMANDS)}")
-    module = importlib.import_module(COMMANDS[name])
-    parser = Parser(prog=f"peakcast {name}", description=module.__doc__, epilog=module.EXAMPLES, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    module.add_arguments(parser)
-    return module, parser
 
 
 def parsed(parser: Parser, words: Sequence[str]) -> argparse.Namespace:

@@ -36,6 +36,11 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?", help=KEYS["model"].metadata["help"])
     parser.add_argument("--workload", metavar="FILE", help="YAML or JSON file with the same keys; options override "
                         "it; an option KEY=VALUE overrides one key of a mapping")
+    add_keys(parser)
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each key but the model. Options that are not given are None in the result."""
     groups = {group: parser.add_argument_group(title) for group, title in GROUPS.items()}
     for name, entry in KEYS.items():
         if name != "model":

@@ -27,10 +27,16 @@ TRACING = "tracing the model (once; kept for next time): shape {} of {}"
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds ``--json``, ``-o`` and ``--force``."""
-    group = parser.add_argument_group("output")
+    group = add_file(parser)
     group.add_argument("--json", action="store_true", help="write JSON, and nothing else")
+
+
+def add_file(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Adds ``-o`` and ``--force``."""
+    group = parser.add_argument_group("output")
     group.add_argument("-o", "--output", metavar="FILE", help="write to a file instead of the terminal")
     group.add_argument("--force", action="store_true", help="overwrite files that exist")
+    return group
 
 
 def add_details(parser: argparse.ArgumentParser, more: str) -> None:
@@ -90,10 +96,10 @@ def write(arguments: argparse.Namespace, document: Callable[[], Any], report: Ca
         report: prints the report on a console, otherwise.
     """
     if arguments.json:
-        _emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False) + "\n")
+        emit(arguments.output, json.dumps(document(), indent=2, allow_nan=False) + "\n")
     elif arguments.output or not sys.stdout.isatty():
         text = _as_text(report, "utf-8" if arguments.output else sys.stdout.encoding or "utf-8")
-        _emit(arguments.output, re.sub(" +$", "", text, flags=re.MULTILINE))  # tables fill their lines
+        emit(arguments.output, re.sub(" +$", "", text, flags=re.MULTILINE))  # tables fill their lines
     else:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # "?" for characters that the terminal cannot show
@@ -109,7 +115,8 @@ def _as_text(report: Callable[[Any], None], encoding: str) -> str:
         return data.getvalue().decode(encoding)
 
 
-def _emit(path: str | None, text: str) -> None:
+def emit(path: str | None, text: str) -> None:
+    """Writes a text to the file, or to stdout without one."""
     if path:
         write_file(path, text)
     else:

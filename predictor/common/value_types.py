@@ -1,8 +1,8 @@
 """The value types of workload keys. Each one checks a value and reads it from text.
 
-A value type has ``check(value)``, which returns the normalised value or raises :class:`Invalid`, and
-``from_text(text)`` for the command line. Messages do not name the key: the caller, who knows the source of the
-value (a file, an option, a call), puts the key in front.
+A value type has ``check(value)``, which returns the normalised value or raises :class:`Invalid`, ``from_text(text)``
+for the command line, and ``schema()``, a JSON Schema of the values that ``check`` takes, for editors. Messages do not
+name the key: the caller, who knows the source of the value (a file, an option, a call), puts the key in front.
 """
 
 from __future__ import annotations
@@ -74,6 +74,20 @@ def thaw(value: Any) -> Any:
     return [thaw(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+Schema = dict[str, Any]
+"""A JSON Schema (draft 2020-12)."""
+
+
+def or_null(schema: Schema) -> Schema:
+    """The schema of a value that may also be null, which means that it is not given."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def one_or_several(schema: Schema) -> Schema:
+    """The schema of one value, or of a list of such values."""
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
 def _digits(text: str) -> str:
     """The text of a number. ValueError if it has underscores, which only Python accepts (``1_0``)."""
     if "_" in text:
@@ -105,6 +119,9 @@ class Whole:
         except ValueError:
             raise Invalid(f"must be a whole number, not {quoted(text)}") from None
 
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
 
 @dataclass(frozen=True)
 class Number:
@@ -129,6 +146,9 @@ class Number:
         except ValueError:
             raise Invalid(f"must be a number, not {quoted(text)}") from None
 
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": 0}
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -145,6 +165,9 @@ class Flag:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         return self.check(words.get(text.lower(), text))
 
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
 
 @dataclass(frozen=True)
 class Text:
@@ -160,6 +183,9 @@ class Text:
         return value
 
     from_text = check
+
+    def schema(self) -> Schema:
+        return {"type": "string", "minLength": 1}
 
 
 @dataclass(frozen=True)
@@ -193,6 +219,9 @@ class Choice:
         by_text = {str(name): name for name in (*self.names, *self.later)}
         return self.check(by_text.get(text, text))
 
+    def schema(self) -> Schema:
+        return {"enum": [*self.names, *self.spellings]}
+
 
 @dataclass(frozen=True)
 class Patterns:
@@ -209,6 +238,9 @@ class Patterns:
 
     def from_text(self, text: str) -> tuple[str, ...]:
         return self.check(text)
+
+    def schema(self) -> Schema:
+        return one_or_several(Text().schema())
 
 
 @dataclass(frozen=True)
@@ -236,6 +268,10 @@ class Size:
 
     from_text = check
 
+    def schema(self) -> Schema:
+        text = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGTkmgt]?[Ii]?[Bb])?\s*$"}
+        return {"anyOf": [Whole(self.low, self.high).schema(), text]}
+
 
 @dataclass(frozen=True)
 class RankOrWorst:
@@ -253,6 +289,9 @@ class RankOrWorst:
 
     def from_text(self, text: str) -> str | int:
         return self.check(int(text) if text.isdecimal() and len(text) < 20 else text)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [{"const": "worst"}, Whole(0, 65_535).schema()]}
 
 
 @dataclass(frozen=True)
@@ -302,6 +341,10 @@ class Table:
             raise Invalid(f"must be KEY=VALUE with a key of {', '.join(self.kinds)}, not {quoted(text)}")
         return {key: self._read(key, self.kinds[key].from_text, item) if key in self.kinds else item}
 
+    def schema(self) -> Schema:
+        return {"type": "object", "additionalProperties": False,
+                "properties": {key: or_null(kind.schema()) for key, kind in self.kinds.items()}}
+
 
 @dataclass(frozen=True)
 class NotYetSupported:
@@ -317,3 +360,6 @@ class NotYetSupported:
         raise Invalid(f"is not supported yet: {self.instead}")
 
     from_text = check
+
+    def schema(self) -> Schema:
+        return {"enum": list(self.off)}

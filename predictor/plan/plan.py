@@ -15,6 +15,7 @@ from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
 from predictor.formula import learned, store
+from predictor.jobs import dispatch
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
 from predictor.plan.background import Background
@@ -179,6 +180,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
+    _check_length(around.settings[0], wanted)
     memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
     waiting = Waiting.of(around, examples.job, wanted, label)
@@ -239,6 +241,13 @@ def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:
                          "predict")
     if given.get("gpu") is None and given.get("capacity_bytes") is None:
         raise InputError(f"{label('gpu')} is not given: name one, such as h100-80gb, or give {label('capacity_bytes')}")
+
+
+def _check_length(setting: Setting, wanted: Wanted) -> None:
+    """Asks for the tokens of a sample, if nobody gave them and the model takes any, before anything is traced."""
+    given = setting.keys.get(LENGTH) or wanted.maximize == "sequence"
+    if not given and not learned.is_learned_file(setting.keys["model"]):
+        dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 1, 1, None))
 
 
 def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Callable[[str], str]) -> Wanted:

@@ -7,7 +7,7 @@ from typing import Any
 
 from predictor.common.files import parse_json, read_mapping
 from predictor.common.suggestions import nearest, quoted
-from predictor.common.value_types import Choice, FrozenMap, Invalid, Text, Whole
+from predictor.common.value_types import Choice, FrozenMap, Invalid, Schema, Table, Text, Whole
 
 MOST_TOKENS = 1 << 22
 MOST_TURNS = 100
@@ -40,6 +40,12 @@ class Conversation:
     def from_text(self, text: str) -> Any:
         """Reads a path, or JSON text."""
         return parse_json(text, "conversation") if text.lstrip()[:1] in ("{", "[") else text
+
+    def schema(self) -> Schema:
+        turn = Table(KEYS, {}).schema() | {"required": ["tokens", "new_tokens"]}
+        turns = {"type": "array", "items": turn, "minItems": 1, "maxItems": MOST_TURNS}
+        whole = {"type": "object", "properties": {"turns": turns}, "required": ["turns"], "additionalProperties": False}
+        return {"anyOf": [Text().schema(), turns, whole]}
 
     @staticmethod
     def _turn(number: int, turn: Any) -> FrozenMap:

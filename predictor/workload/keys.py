@@ -21,11 +21,13 @@ from predictor.common.value_types import (
     Number,
     Patterns,
     RankOrWorst,
+    Schema,
     Size,
     Table,
     Text,
     Whole,
     freeze,
+    one_or_several,
 )
 from predictor.workload import engines, fsdp_keys, lora_keys, modes, optimizers, quantization_keys
 from predictor.workload.conversation import Conversation
@@ -91,6 +93,9 @@ class _DeepSpeed:
         """A path, or a JSON object written out."""
         return parse_json(text, "deepspeed") if text.lstrip().startswith("{") else text
 
+    def schema(self) -> Schema:
+        return {"type": ["string", "object"]}
+
 
 class _OptimArgs:
     """Value type of ``optim_args``: Hugging Face's text ``momentum=0.9,nesterov=true``, or a mapping.
@@ -112,12 +117,18 @@ class _OptimArgs:
 
     from_text = check
 
+    def schema(self) -> Schema:
+        return {"type": ["string", "object"]}
+
 
 class _Offload(Choice):
     """Value type of ``offload``; false and ``none`` become None."""
 
     def check(self, value: Any) -> str | None:
         return None if value is False or value == "none" else super().check(value)
+
+    def schema(self) -> Schema:
+        return {"enum": [*self.names, "none", False]}
 
 
 def image_sizes(image_size: int | str | None) -> tuple[tuple[int, int], ...]:
@@ -156,6 +167,10 @@ class _ImageSize:
 
     from_text = check
 
+    def schema(self) -> Schema:
+        text = {"type": "string", "pattern": r"^[0-9xX, ]+$"}
+        return one_or_several({"anyOf": [self.side.schema(), text]})
+
 
 class _Gpu(Text):
     """Value type of ``gpu``: a GPU's name, which becomes its canonical name."""
@@ -167,6 +182,9 @@ class _Gpu(Text):
             raise Invalid(f"names an {error}") from None
 
     from_text = check
+
+    def schema(self) -> Schema:
+        return {"anyOf": [{"enum": list(gpus.GPUS)}, super().schema()]}  # an editor completes the names of the first
 
 
 class _AllocatorConf(Text):

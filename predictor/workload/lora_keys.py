@@ -11,7 +11,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.suggestions import quoted
-from predictor.common.value_types import Choice, Flag, FrozenMap, Invalid, Number, Table, Text, Whole
+from predictor.common.value_types import (
+    Choice,
+    Flag,
+    FrozenMap,
+    Invalid,
+    Number,
+    Schema,
+    Table,
+    Text,
+    Whole,
+    one_or_several,
+)
 
 ALL_LINEAR = "all-linear"
 
@@ -44,6 +55,9 @@ class Names:
         plain = re.fullmatch(r"[\w.]+(,[\w.]+)*", text)
         return self.check(tuple(text.split(",")) if plain or not self.pattern else text)
 
+    def schema(self) -> Schema:
+        return one_or_several(Text().schema())
+
 
 class Share(Number):
     """Value type of a number of at least 0 and below 1."""
@@ -53,6 +67,9 @@ class Share(Number):
         if number >= 1:
             raise Invalid(f"must be below 1, not {quoted(value)}")
         return number
+
+    def schema(self) -> Schema:
+        return super().schema() | {"exclusiveMaximum": 1}
 
 
 class LoraTable(Table):
@@ -65,6 +82,9 @@ class LoraTable(Table):
             raise Invalid(f"must be a mapping such as r: 16, not {quoted(value)}; known keys are "
                           f"{', '.join(self.kinds)}")
         return super().check(value)
+
+    def schema(self) -> Schema:
+        return {"anyOf": [super().schema(), {"enum": [False, "none"]}]}
 
 
 DEFAULTS = FrozenMap({

@@ -1,0 +1,92 @@
+"""Whether a configuration fits its GPU, beside an earlier state of the same configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from predictor.answer.predict import predict
+from predictor.answer.prediction import Prediction, Remedy
+from predictor.answer.remedies import with_remedies
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of the workload whose value differs from the earlier one. Values are plain data; None: not given."""
+
+    key: str
+    before: Any
+    now: Any
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer for one configuration file.
+
+    Attributes:
+        file: its name, as the user gave it.
+        gpu: the GPU's name; None if only its capacity is known.
+        verdict, peak_reserved_bytes, capacity_bytes: as those of a prediction; None if it is not predicted.
+        problem: why it is not predicted; empty otherwise.
+        before_bytes: the reserved peak of the earlier state; None without one, or if that is not predicted.
+        is_new: whether there is no earlier state although one was asked for.
+        changes: the keys that differ from the earlier state.
+        remedy: the first change that makes it fit; None if it fits, or if none was found.
+    """
+
+    file: str
+    gpu: str | None = None
+    verdict: str | None = None
+    peak_reserved_bytes: int | None = None
+    capacity_bytes: int | None = None
+    problem: str = ""
+    before_bytes: int | None = None
+    is_new: bool = False
+    changes: tuple[Change, ...] = ()
+    remedy: Remedy | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data."""
+        return {**vars(self), "changes": [vars(change) for change in self.changes],
+                "remedy": self.remedy and self.remedy.to_json()}
+
+
+def fit(file: str, now: Workload, before: Workload | None, progress: Progress | None = None, *,
+        compared: bool = False) -> Fit:
+    """Judges a workload that has a capacity.
+
+    Args:
+        file: the name of its file.
+        before: the same file's earlier workload, if there is one.
+        compared: whether an earlier state was asked for.
+
+    Raises:
+        InputError: ``now`` is not predicted.
+    """
+    prediction = with_remedies(predict(now, progress=progress), now, progress=progress)
+    return Fit(file=file, gpu=now.gpu, verdict=prediction.verdict, peak_reserved_bytes=prediction.peak_reserved_bytes,
+               capacity_bytes=prediction.capacity_bytes, before_bytes=_reserved(before, progress),
+               is_new=compared and before is None, changes=_changes(before, now), remedy=_first(prediction))
+
+
+def _reserved(before: Workload | None, progress: Progress | None) -> int | None:
+    if before is None:
+        return None
+    try:
+        return predict(before, progress=progress).peak_reserved_bytes
+    except InputError:  # what was not predicted then is no mistake of what is there now
+        return None
+
+
+def _changes(before: Workload | None, now: Workload) -> tuple[Change, ...]:
+    if before is None:
+        return ()
+    old, new = before.resolved(), now.resolved()
+    return tuple(Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
+
+
+def _first(prediction: Prediction) -> Remedy | None:
+    return next((remedy for remedy in prediction.remedies or () if remedy.fits), None)

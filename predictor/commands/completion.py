@@ -1,0 +1,44 @@
+"""Print a script with which a shell completes peakcast's commands, options and their values."""
+
+from __future__ import annotations
+
+import argparse
+
+from predictor.commands import output, registry
+from predictor.common.errors import InputError
+
+EXAMPLES = """examples:
+  peakcast completion bash > ~/.local/share/bash-completion/completions/peakcast
+  peakcast completion zsh > "${fpath[1]}/_peakcast"
+
+The script names every command and option of this release; make it again after an update. It needs shtab:
+pip install 'peakcast[completion]'
+
+exit codes: 0 all is well, 2 bad input, or shtab is missing
+"""
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the shell and the options of the output."""
+    parser.add_argument("shell", choices=SHELLS, help="the shell that will read the script")
+    output.add_file(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the script for one shell."""
+    output.check_path(arguments.output, arguments.force)
+    try:
+        import shtab
+    except ImportError:
+        raise InputError("completion needs shtab, which is not installed: pip install 'peakcast[completion]'") from None
+    whole = registry.Parser(prog="peakcast")
+    commands = whole.add_subparsers(parser_class=registry.Parser)
+    for name in registry.COMMANDS:
+        module, parser = registry.load_command(name)
+        summary = (module.__doc__ or "").partition("\n")[0]
+        for action in commands.add_parser(name, parents=[parser], add_help=False, help=summary)._actions:
+            if action.metavar in ("FILE", "DIR", "PATH"):
+                action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    output.emit(arguments.output, shtab.complete(whole, arguments.shell) + "\n")
+    return 0

@@ -1,0 +1,107 @@
+"""Check that configuration files fit a GPU, and say what changed since another revision: for CI and commits."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from typing import TYPE_CHECKING
+
+from predictor.commands import options, output
+from predictor.common.errors import InputError
+from predictor.common.files import read_mapping
+from predictor.common.suggestions import file_name
+from predictor.workload.keys import KEYS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from predictor.answer.fit import Fit
+    from predictor.workload.workload import Workload
+
+EXAMPLES = """examples:
+  peakcast fits job.yaml --gpu a100-40gb
+  peakcast fits configs/*.yaml --gpu a100-80gb --data-parallel-size 8 --base origin/main
+  peakcast fits train.sh --gpu h100-80gb --base main --markdown -o comment.md
+
+Each FILE is a workload (as for predict --workload) or a framework's own configuration (as for predict --from). Options
+apply to every file. With --base the same file of that Git revision is predicted too, with the files that it names, and
+each line says what changed. No code of the files is executed.
+
+In GitHub Actions, .github/actions/fits runs this and comments on the pull request; .pre-commit-hooks.yaml has a hook.
+
+exit codes: 0 every file fits, 1 one does not fit or may not, 2 bad input, or a file that is not predicted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the files, the revision, the keys of a workload and the options of the output."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a workload, or a framework's own configuration")
+    parser.add_argument("--base", metavar="REVISION", help="compare with the same files of this Git revision")
+    output.add_output(parser)
+    parser.add_argument("--markdown", action="store_true", help="write a table in Markdown, for a comment")
+    options.add_keys(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Judges every file and reports. The exit code is that of the worst."""
+    output.check_path(arguments.output, arguments.force)
+    if arguments.json and arguments.markdown:
+        raise InputError("--json and --markdown are both given: keep one")
+    rows = [_judged(file, now, before, arguments) for file, now, before in _workloads(arguments)]
+    from predictor.report import fits
+
+    if arguments.markdown:
+        output.emit(arguments.output, fits.markdown(rows, arguments.base or ""))
+    else:
+        def report(console: Console) -> None:
+            for row in rows:
+                console.print(fits.line(row, arguments.base or ""), soft_wrap=True)
+
+        output.write(arguments, lambda: [row.to_json() for row in rows], report)
+    return 2 if any(row.problem for row in rows) else 1 if any(row.verdict != "fits" for row in rows) else 0
+
+
+def _workloads(arguments: argparse.Namespace) -> list[tuple[str, Workload | InputError, Workload | None]]:
+    """Each file with its workload, or the reason why it has none, and with its earlier workload if it has one."""
+    earlier: dict[str, Workload | None] = {}
+    if arguments.base is not None:
+        from predictor.common import git
+
+        with git.in_revision(arguments.base, options.CONFIGURATIONS):
+            for file in arguments.files:
+                found = _read(file, arguments) if os.path.isfile(file) else None
+                earlier[file] = None if isinstance(found, InputError) else found
+    return [(file, _read(file, arguments), earlier.get(file)) for file in arguments.files]
+
+
+def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
+    """The workload that a file and the options describe, or what is wrong."""
+    one = copy.copy(arguments)
+    one.model, one.workload, one.from_file = None, None, None
+    try:
+        setattr(one, "workload" if _is_workload(file) else "from_file", file)
+        return options.workload(one)
+    except InputError as error:
+        source = getattr(one, "source", None)
+        return InputError(source.told(str(error)) if source else str(error))
+
+
+def _is_workload(file: str) -> bool:
+    """Whether a file has keys of a workload only, a model among them."""
+    if not file.lower().endswith((".yaml", ".yml", ".json")):
+        return False
+    return {"model"} <= read_mapping(file, "the configuration").keys() <= KEYS.keys()
+
+
+def _judged(file: str, now: Workload | InputError, before: Workload | None, arguments: argparse.Namespace) -> Fit:
+    from predictor.answer import fit
+
+    if isinstance(now, InputError):
+        return fit.Fit(file=file, problem=str(now))
+    if now.capacity is None:
+        raise InputError(f"{file_name(file)}: names no GPU: add --gpu, such as --gpu a100-40gb")
+    try:
+        return fit.fit(file, now, before, output.progress, compared=arguments.base is not None)
+    except InputError as error:
+        return fit.Fit(file=file, problem=str(error))

@@ -1,0 +1,73 @@
+"""Configuration files of an earlier revision of a Git repository, written to a directory of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
+
+MOST_BYTES = 1 << 20
+"""Larger files are no configurations, and are left out."""
+MOST_FILES = 20_000
+SECONDS = 60.0
+REGULAR = "100"
+"""How Git's mode of a regular file begins. Links are left out."""
+
+
+@contextmanager
+def in_revision(revision: str, suffixes: Sequence[str]) -> Iterator[Path]:
+    """The directory that has, in a revision, the place of the current one. It is current inside the context.
+
+    Args:
+        revision: a branch, a tag or a commit.
+        suffixes: of the files that are written, such as ``.yaml``; from everywhere in the repository, because
+            configurations name others by relative paths.
+
+    Raises:
+        InputError: Git is missing, this is no repository of it, or it does not know the revision.
+    """
+    here = Path.cwd()
+    top = Path(_git("rev-parse", "--show-toplevel").decode().strip())
+    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}",
+                  problem=f"{quoted(revision)} is no revision of this repository: fetch it first, or name another")
+    with TemporaryDirectory(prefix="peakcast-") as folder:
+        for path, object_id in _listed(commit.decode().strip(), suffixes):
+            target = Path(folder, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(_git("cat-file", "blob", object_id))
+        place = Path(folder, os.path.relpath(here, top))
+        place.mkdir(parents=True, exist_ok=True)
+        os.chdir(place)
+        try:
+            yield place
+        finally:
+            os.chdir(here)
+
+
+def _listed(commit: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:
+    """Path and object of each small regular file with one of the suffixes."""
+    rows = _git("ls-tree", "-r", "-l", "-z", "--full-tree", commit).decode(errors="surrogateescape").split("\0")[:-1]
+    found = []
+    for about, _, path in (row.partition("\t") for row in rows):
+        mode, _, object_id, size = about.split()
+        if path.lower().endswith(tuple(suffixes)) and mode.startswith(REGULAR) and int(size) <= MOST_BYTES:
+            found.append((path, object_id))
+    return found[:MOST_FILES]
+
+
+def _git(*words: str, problem: str = "") -> bytes:
+    try:
+        return subprocess.run(["git", *words], capture_output=True, check=True, timeout=SECONDS).stdout
+    except FileNotFoundError:
+        raise InputError("git is not installed, which an earlier revision needs") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"git {words[0]} took longer than {SECONDS:.0f} seconds") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"git {words[0]} failed"]
+        raise InputError(problem or lines[0]) from None

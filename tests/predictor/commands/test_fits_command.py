@@ -1,0 +1,169 @@
+"""``peakcast fits``, the GitHub Action and the pre-commit hook, in a sample repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from predictor.cli import main
+
+ROOT = Path(__file__).parents[3]
+JOB = """model: llava-1.5-7b
+recipe: finetune
+per_device_train_batch_size: {batch}
+sequence_length: 1024
+zero_stage: 2
+data_parallel_size: 8
+"""
+GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
+GPU = ("--gpu", "a100-40gb")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A repository with one configuration that fits, one commit, and a folder for configurations."""
+    folder = tmp_path / "repository" / "configs"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder.parent)
+    (folder / "job.yaml").write_text(JOB.format(batch=16))
+    git("init", "--quiet")
+    commit()
+    return folder.parent
+
+
+def git(*words: str) -> None:
+    subprocess.run([*GIT, *words], check=True)
+
+
+def commit() -> None:
+    git("add", ".")
+    git("commit", "--quiet", "--message", "Configurations")
+
+
+def answered(capsys, *words: str) -> tuple[int, str]:
+    code = main(["fits", *words])
+    return code, capsys.readouterr().out
+
+
+def test_a_file_that_fits(repository, capsys):
+    assert answered(capsys, "configs/job.yaml", *GPU) == (
+        0, "configs/job.yaml: fits a100-40gb: 36.97 GiB reserved of 39.39 GiB\n")
+
+
+def test_a_file_that_grew_past_its_limit_fails_with_one_line_that_says_what_changed(repository, capsys):
+    Path("configs/job.yaml").write_text(JOB.format(batch=24))
+    code, text = answered(capsys, "configs/job.yaml", *GPU, "--base", "main")
+    assert (code, text.count("\n")) == (1, 1)
+    assert text.startswith("configs/job.yaml: does not fit a100-40gb: 47.75 GiB reserved of 39.39 GiB; 10.78 GiB more "
+                           "than at main (per_device_train_batch_size 16 → 24); it fits with ")
+
+
+def test_an_unchanged_file_is_the_same_as_at_its_base(repository, capsys):
+    assert answered(capsys, "configs/job.yaml", *GPU, "--base", "main")[1].endswith("; the same as at main\n")
+
+
+def test_a_new_file_is_called_new(repository, capsys):
+    Path("configs/new.yaml").write_text(JOB.format(batch=8))
+    assert answered(capsys, "configs/new.yaml", *GPU, "--base", "main")[1].endswith("; new since main\n")
+
+
+def test_a_file_that_another_one_names_is_taken_from_the_base_too(repository, capsys):
+    zero = {"train_micro_batch_size_per_gpu": 16, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+    Path("configs/zero.json").write_text(json.dumps(zero))
+    Path("configs/job.yaml").write_text(JOB.format(batch=16).replace("zero_stage: 2", "deepspeed: configs/zero.json"))
+    commit()
+    zero["zero_optimization"]["overlap_comm"] = False
+    Path("configs/zero.json").write_text(json.dumps(zero))
+    assert "(deepspeed {" in answered(capsys, "configs/job.yaml", *GPU, "--base", "HEAD")[1]
+
+
+def test_the_working_directory_is_the_same_afterwards(repository, capsys):
+    answered(capsys, "configs/job.yaml", *GPU, "--base", "main")
+    assert Path.cwd() == repository
+
+
+def test_a_file_that_is_not_predicted_does_not_hide_the_others(repository, capsys):
+    Path("configs/wrong.yaml").write_text(JOB.format(batch=0))
+    code, text = answered(capsys, "configs/wrong.yaml", "configs/job.yaml", *GPU)
+    assert (code, text.count("\n")) == (2, 2)
+    assert "configs/wrong.yaml: not predicted: " in text and "job.yaml: fits" in text
+
+
+def test_json_has_one_object_for_each_file(repository, capsys):
+    _, text = answered(capsys, "configs/job.yaml", *GPU, "--json", "--base", "main")
+    [row] = json.loads(text)
+    assert (row["verdict"], row["before_bytes"], row["changes"]) == ("fits", row["peak_reserved_bytes"], [])
+
+
+@pytest.mark.parametrize("words, message", [
+    (["configs/job.yaml"], "configs/job.yaml: names no GPU: add --gpu, such as --gpu a100-40gb"),
+    (["configs/job.yaml", *GPU, "--base", "nowhere"],
+     '"nowhere" is no revision of this repository: fetch it first, or name another'),
+    (["configs/job.yaml", *GPU, "--json", "--markdown"], "--json and --markdown are both given: keep one")])
+def test_bad_input(words, message, repository, capsys):
+    assert main(["fits", *words]) == 2
+    assert capsys.readouterr().err == f"peakcast: error: {message}\n"
+
+
+def test_outside_a_repository_git_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB.format(batch=16))
+    assert main(["fits", "job.yaml", *GPU, "--base", "main"]) == 2
+    assert "not a git repository" in capsys.readouterr().err
+
+
+def run_action(repository: Path, tmp_path: Path, base: str) -> tuple[int, str, str, str]:
+    """Runs the steps of the action as GitHub's runner does: exit code of the check, its text, summary, and comment."""
+    action = yaml.safe_load((ROOT / ".github" / "actions" / "fits" / "action.yml").read_text())
+    temp = tmp_path / "runner"
+    programs = temp / "peakcast" / "bin"
+    programs.mkdir(parents=True)
+    call = "import sys; from predictor.cli import main; sys.exit(main())"
+    for name, body in {"peakcast": f'exec {sys.executable} -c "{call}" "$@"', "gh": 'cat "${@: -1}"'}.items():
+        program = programs / name
+        program.write_text(f"#!/bin/bash\n{body}\n")
+        program.chmod(0o755)
+    summary = temp / "summary.md"
+    env = os.environ | {"RUNNER_TEMP": str(temp), "GITHUB_STEP_SUMMARY": str(summary), "FILES": "configs/*.yaml",
+                        "GPU": "a100-40gb", "OPTIONS": "", "BASE": base, "NUMBER": "7", "PYTHONPATH": str(ROOT),
+                        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    check, comment = (subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=env, cwd=repository, text=True,
+                                     capture_output=True) for step in action["runs"]["steps"][2:])
+    return check.returncode, check.stdout + check.stderr, summary.read_text(), comment.stdout
+
+
+def test_the_action_fails_with_one_line_and_comments_what_changed(repository, tmp_path):
+    origin = tmp_path / "origin"
+    git("clone", "--quiet", "--bare", str(repository), str(origin))
+    git("remote", "add", "origin", str(origin))
+    (repository / "configs" / "job.yaml").write_text(JOB.format(batch=24))
+    code, text, summary, comment = run_action(repository, tmp_path, "main")
+    assert (code, text.count("\n")) == (1, 1)
+    assert "does not fit a100-40gb" in text
+    assert comment == summary
+    assert "| ❌ | `configs/job.yaml` | a100-40gb | 47.75 GiB reserved of 39.39 GiB | +10.78 GiB" in comment
+
+
+def test_the_action_installs_the_repository_that_it_is_in():
+    steps = yaml.safe_load((ROOT / ".github" / "actions" / "fits" / "action.yml").read_text())["runs"]["steps"]
+    assert (ROOT / ".github" / "actions" / "fits" / "../../..").resolve() == ROOT
+    assert '"$GITHUB_ACTION_PATH/../../..' in steps[1]["run"]
+
+
+def test_the_action_passes_inputs_as_variables_not_as_code():
+    steps = yaml.safe_load((ROOT / ".github" / "actions" / "fits" / "action.yml").read_text())["runs"]["steps"]
+    assert not any("${{" in step.get("run", "") for step in steps)
+
+
+def test_the_hook_runs_a_command_of_peakcast_on_the_files_of_a_commit(repository, capsys):
+    [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, *words = shlex.split(hook["entry"])
+    assert (program, hook["language"]) == ("peakcast", "python")
+    assert main([*words, *GPU, "configs/job.yaml"]) == 0  # pre-commit appends the files after args
