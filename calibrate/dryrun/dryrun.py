@@ -41,6 +41,10 @@ ENTRY_POINTS_SINCE = (2, 5, 0)
 AUTOLOAD = Path(__file__).resolve().parent / "hooks" / "autoload"
 
 
+class NoGpuUsed(InputError):
+    """No process of the command used the GPU."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a dry run for ``calibrate.dryrun.hooks``.
@@ -253,7 +257,7 @@ def _result(directory: Path, settings: Settings, command: Sequence[str], code: i
     if refused:
         raise InputError(refused)
     if not reports:
-        raise InputError(f"the command ended with exit code {code} before it used a GPU: nothing to report")
+        raise NoGpuUsed(f"the command ended with exit code {code} before it used a GPU: nothing to report")
     report = max(reports, key=lambda report: (bool(report["out_of_memory"]), report["peaks"]["requested_bytes"]))
     found, obstacle = played(directory / f"{report['pid']}{SUFFIX}") if report["out_of_memory"] else (None, "")
     history = directory / f"{report['pid']}.pickle"

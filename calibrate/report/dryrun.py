@@ -119,14 +119,18 @@ def enough(failed: FailedAllocation, result: DryRun) -> str:
     return f"{least} With expandable segments the same allocations fail, too, and need {need}."
 
 
-def place(console: Console, event: str, where: CodePoint) -> None:
-    """Prints an event, its moment in the run, and the lines of code that led to it."""
+def at(event: str, where: CodePoint) -> str:
+    """An event with its moment in the run, its operator and its line of code."""
     step = f" of step {where.step}" if where.step else ""
     code = f": {where.operator}" if where.operator else ""
     code += f" in {where.module}" if where.module else ""
     moment = {"other": "between the passes"}.get(where.moment, where.moment)
-    for line in wrapped(console, f"{event} in {moment}{step}{code}{f', at {where.line}' if where.line else ''}",
-                        indent=0):
+    return f"{event} in {moment}{step}{code}{f', at {where.line}' if where.line else ''}"
+
+
+def place(console: Console, event: str, where: CodePoint) -> None:
+    """Prints an event, its moment in the run, and the lines of code that led to it."""
+    for line in wrapped(console, at(event, where), indent=0):
         console.print(line)
     for frame in where.frames:
         if frame == where.line:

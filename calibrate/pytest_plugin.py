@@ -1,0 +1,151 @@
+"""A pytest plugin: tests with a limit of GPU memory, which run on an emulated GPU.
+
+    @pytest.mark.limit_gpu_memory("38 GiB", gpu="a100-40gb")
+    def test_a_training_step(): ...
+
+Such a test runs in a pytest process of its own, with the test's fixtures, whose PyTorch sees the emulated GPU. It fails
+if PyTorch reserves more than the limit at any moment. All other tests run as usual. It needs ``peakcast[calibrate]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from calibrate.dryrun.dryrun import DryRun
+
+MARK = "limit_gpu_memory"
+REPORTS = "PEAKCAST_PYTEST_REPORTS"
+"""Environment variable of the child process: the file that gets its reports, one JSON object a line."""
+GPU = "h100-80gb"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The limit of a test: bytes that PyTorch may reserve, and the GPU."""
+
+    bytes: int
+    gpu: str
+
+    @classmethod
+    def of(cls, mark: pytest.Mark) -> Limit:
+        """The limit in a mark, such as ``limit_gpu_memory("38 GiB", gpu="a100-40gb")``.
+
+        Raises:
+            pytest.UsageError: it is none.
+        """
+        from predictor.common import gpus
+        from predictor.common.errors import InputError
+        from predictor.common.value_types import Invalid, Size
+
+        def read(size: int | str, *, gpu: str = GPU) -> Limit:
+            return cls(Size().check(size), gpus.find(gpu).name)
+
+        try:
+            return read(*mark.args, **mark.kwargs)
+        except (Invalid, InputError, TypeError) as error:
+            raise pytest.UsageError(f'{MARK}: {error}: write @pytest.mark.{MARK}("38 GiB", gpu="a100-40gb")') from None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the mark known, and lets a child process report to its parent."""
+    config.addinivalue_line("markers", f'{MARK}(size, gpu="{GPU}"): run on an emulated GPU, and fail if PyTorch '
+                                       "reserves more (peakcast)")
+    if REPORTS in os.environ:
+        config.pluginmanager.register(_Sender(config, Path(os.environ[REPORTS])))
+
+
+class _Sender:
+    """In a child process: writes every report to the parent's file."""
+
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self.config, self.path = config, path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(data, default=str) + "\n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Runs a test with a limit in a child process, and reports what that reports."""
+    mark = item.get_closest_marker(MARK)
+    if mark is None or REPORTS in os.environ:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _reports(item, mark):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _reports(item: pytest.Item, mark: pytest.Mark) -> Iterator[pytest.TestReport]:
+    """The reports of the child process: that of the call fails if the test reserved too much."""
+    with tempfile.TemporaryDirectory(prefix="peakcast-") as folder:
+        try:
+            limit = Limit.of(mark)
+            result, sent, said = _run(item, limit, Path(folder))
+        except Exception as error:  # what pytest would report of an error in a fixture
+            yield _failed(item, "setup", str(error))
+            return
+    if not sent:
+        yield _failed(item, "setup", f"the test did not start on the emulated GPU:\n{said}")
+    for data in sent:
+        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        if isinstance(report.longrepr, list):  # of a skipped test: JSON has no tuples
+            report.longrepr = tuple(report.longrepr)
+        if report.when == "call" and report.passed and result and result.peak_reserved_bytes > limit.bytes:
+            report.outcome, report.longrepr = "failed", exceeded(result, limit)
+        yield report
+
+
+def _run(item: pytest.Item, limit: Limit, folder: Path) -> tuple[DryRun | None, list[Any], str]:
+    """Runs one test on the emulated GPU: its memory (None if it used no GPU), its reports, and its output."""
+    import sys
+
+    from calibrate.dryrun.dryrun import NoGpuUsed, Streams, dryrun
+    from calibrate.emulator import Machine
+
+    reports, output = folder / "reports.jsonl", folder / "output.txt"
+    config = item.config
+    ini = ["-c", str(config.inipath)] if config.inipath else []
+    command = [sys.executable, "-m", "pytest", *ini, "--rootdir", str(config.rootpath), "-o", "addopts=",
+               "-p", "no:cacheprovider", str(config.rootpath / item.nodeid)]
+    os.environ[REPORTS] = str(reports)
+    try:
+        with output.open("wb") as stream:
+            result = dryrun(command, Machine(gpu=limit.gpu), streams=Streams(stream.fileno(), stream.fileno()))
+    except NoGpuUsed:
+        result = None
+    finally:
+        del os.environ[REPORTS]
+    sent = [json.loads(line) for line in reports.read_text(encoding="utf-8").splitlines()] if reports.exists() else []
+    return result, sent, output.read_text(encoding="utf-8", errors="replace")
+
+
+def exceeded(result: DryRun, limit: Limit) -> str:
+    """How far a test went beyond its limit, and what took the memory."""
+    from calibrate.report.dryrun import at
+    from predictor.report.units import size_text
+
+    text = (f"reserved {size_text(result.peak_reserved_bytes)} on an emulated {limit.gpu}, over its limit of "
+            f"{size_text(limit.bytes)}")
+    if result.peak is None:
+        return text
+    largest = sorted(result.factors.items(), key=lambda item: -item[1])[:3]
+    factors = ", ".join(f"{name} {size_text(size)}" for name, size in largest if size)
+    return f"{text}\n{at('peak', result.peak)}" + (f"\nheld there: {factors}" if factors else "")
+
+
+def _failed(item: pytest.Item, when: Any, text: str) -> pytest.TestReport:
+    return pytest.TestReport(nodeid=item.nodeid, location=item.location, keywords={}, outcome="failed", longrepr=text,
+                             when=when)

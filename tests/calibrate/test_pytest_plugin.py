@@ -1,0 +1,126 @@
+"""``pytest.mark.limit_gpu_memory``: a sample project whose tests run on an emulated GPU, once for all claims."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from calibrate.pytest_plugin import Limit
+from tests.calibrate.small_jobs import needs_emulator
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 4096
+WEIGHT_MIB = 4 * WIDTH**2 / 2**20
+PROJECT = f"""
+import pytest
+import torch
+
+LIMITED = pytest.mark.limit_gpu_memory("1 GiB", gpu="a100-40gb")
+
+
+@pytest.fixture
+def layer():
+    return torch.nn.Linear({WIDTH}, {WIDTH}, bias=False, device="cuda")
+
+
+def step(layer):
+    layer(torch.zeros(8, {WIDTH}, device="cuda")).sum().backward()
+
+
+@LIMITED
+def test_below(layer):
+    step(layer)
+
+
+@pytest.mark.limit_gpu_memory("100 MiB")
+def test_above(layer):
+    step(layer)
+
+
+@LIMITED
+def test_assertion(layer):
+    assert layer is None
+
+
+@LIMITED
+def test_skipped():
+    pytest.skip("not today")
+
+
+@pytest.mark.limit_gpu_memory("1 GiB", gpu="a100-40bg")
+def test_misspelled():
+    pass
+
+
+def test_unmarked():
+    assert not torch.cuda.is_available()
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, tuple[str, str]]:
+    """The outcome of each test of the project, with its message."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "test_step.py").write_text(PROJECT)
+    words = ["-q", "-p", "no:cacheprovider", "--junitxml", "results.xml", "test_step.py"]
+    subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, env=environment())
+    cases = ElementTree.parse(folder / "results.xml").getroot().iter("testcase")
+    return {case.get("name", ""): outcome(case) for case in cases}
+
+
+def environment() -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # xdist's, too
+    return ours | {"PYTHONPATH": str(ROOT)}
+
+
+def outcome(case: ElementTree.Element) -> tuple[str, str]:
+    for kind in ("failure", "error", "skipped"):
+        if (found := case.find(kind)) is not None:
+            return kind, f"{found.get('message')}\n{found.text}"
+    return "passed", ""
+
+
+@needs_emulator
+@pytest.mark.parametrize("name, kind", [
+    ("test_below", "passed"), ("test_above", "failure"), ("test_assertion", "failure"), ("test_skipped", "skipped"),
+    ("test_misspelled", "error"), ("test_unmarked", "passed")])
+def test_each_test_has_its_own_outcome(name, kind, outcomes):
+    assert outcomes[name][0] == kind
+
+
+@needs_emulator
+def test_the_message_says_how_much_was_reserved_and_where(outcomes):
+    text = outcomes["test_above"][1]
+    assert "on an emulated h100-80gb, over its limit of 100.00 MiB" in text
+    assert "peak in backward of step 1: aten::mm, at " in text
+    assert f"gradients {WEIGHT_MIB:.2f} MiB" in text
+
+
+@needs_emulator
+def test_a_failed_assertion_is_shown_as_pytest_shows_it(outcomes):
+    assert ">       assert layer is None" in outcomes["test_assertion"][1]
+
+
+@needs_emulator
+def test_a_wrong_mark_says_what_to_write(outcomes):
+    assert 'unknown GPU "a100-40bg" (did you mean "a100-40gb"?)' in outcomes["test_misspelled"][1]
+
+
+@pytest.mark.parametrize("mark, limit", [
+    (pytest.mark.limit_gpu_memory("38 GiB", gpu="A100-40GB"), Limit(38 << 30, "a100-40gb")),
+    (pytest.mark.limit_gpu_memory(1 << 30), Limit(1 << 30, "h100-80gb"))])
+def test_a_limit_is_a_size_and_a_gpu(mark, limit):
+    assert Limit.of(mark.mark) == limit
+
+
+@pytest.mark.parametrize("mark", [
+    pytest.mark.limit_gpu_memory, pytest.mark.limit_gpu_memory("38 parsecs"),
+    pytest.mark.limit_gpu_memory("1 GiB", card="a100-40gb")])
+def test_any_other_mark_is_an_error_that_shows_a_right_one(mark):
+    with pytest.raises(pytest.UsageError, match='write @pytest.mark.limit_gpu_memory'):
+        Limit.of(mark.mark)
