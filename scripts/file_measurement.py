@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Check a record from somebody's real GPU, and file it under profiles/evidence/contributed/.
+
+    python scripts/file_measurement.py run.json --source https://github.com/OWNER/peakcast/issues/12
+    peakcast report profiles/evidence/contributed              # all of them beside today's predictions
+
+The record is written by PeakcastCallback(record="run.json") or peakcast measure -o run.json. Only peaks of one real GPU
+are filed: not those of an emulated one, and none of a training whose batches had several shapes. A record that is there
+already is not filed again. The file is copied as it is; its origin goes into sources.json beside it.
+
+exit codes: 0 filed, 2 bad input
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the repository need not be installed
+
+from calibrate.records.record import MeasuredOn, Record, read  # noqa: E402
+from calibrate.regression import cases, compare, files  # noqa: E402
+from predictor.common.errors import InputError  # noqa: E402
+from predictor.common.files import read_bytes, read_mapping, write_whole  # noqa: E402
+from predictor.common.suggestions import file_name, quoted  # noqa: E402
+
+CONTRIBUTED = ROOT / "profiles" / "evidence" / "contributed"
+SOURCES = "sources.json"
+BAD_INPUT = 2
+
+
+def main(words: list[str], folder: Path = CONTRIBUTED) -> int:
+    """Checks and files one record; prints how near its prediction is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", help="the record, a JSON file")
+    parser.add_argument("--source", required=True, metavar="URL", help="where it was published, such as an issue")
+    arguments = parser.parse_args(words)
+    try:
+        print(filed(Path(arguments.record), arguments.source, folder))
+        return 0
+    except InputError as error:
+        print(f"file_measurement: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def filed(path: Path, source: str, folder: Path) -> str:
+    """Files a record, and returns a line on its prediction.
+
+    Raises:
+        InputError: it is no record, it is not of a real GPU, or it is filed already.
+    """
+    if not source.startswith("https://"):
+        raise InputError(f"--source {quoted(source)}: must be an address that begins with https://")
+    record = read(path)
+    check(record, file_name(path))
+    content = read_bytes(path, "the record")
+    name = f"{record.job.device.name.lower().replace(' ', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.json"
+    known = read_mapping(folder / SOURCES, "the list of sources") if (folder / SOURCES).exists() else {}
+    if name in known:
+        raise InputError(f"{file_name(path)}: is filed already, as {name}, from {quoted(known[name]['source'], 200)}")
+    cases, skipped = files.read([str(path)])
+    if not cases:
+        raise InputError(f"{file_name(path)}: {skipped[0].why if skipped else 'holds no measurement'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(str(folder / name), content)
+    known[name] = {"source": source, "filed": date.today().isoformat()}
+    write_whole(str(folder / SOURCES), (json.dumps(known, indent=2, sort_keys=True) + "\n").encode())
+    return f"{name}: {difference(cases[0])}"
+
+
+def check(record: Record, name: str) -> None:
+    """Rejects a record that is no evidence.
+
+    Raises:
+        InputError: the reason.
+    """
+    if record.job.measured_on is not MeasuredOn.DEVICE:
+        raise InputError(f"{name}: was measured on an emulated GPU, and only real ones are filed")
+    if record.job.device.injected:
+        raise InputError(f"{name}: has injected differences: it is no measurement of that GPU")
+    try:
+        record.check_shapes()
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+
+
+def difference(case: cases.Case) -> str:
+    """How far today's prediction is from a measurement, in words."""
+    try:
+        peaks = compare.compare(case).peaks
+    except InputError as error:
+        return f"not predicted: {error}"
+    return ", ".join(f"{counter} {peak.error:+.3%}" for counter, peak in peaks.items() if peak.error is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

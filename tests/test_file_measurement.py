@@ -1,0 +1,65 @@
+"""``scripts/file_measurement.py``: records from real GPUs are checked and filed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibrate.records.record import Device, MeasuredOn
+from predictor.workload.workload import Workload
+from tests.calibrate import small_jobs
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import file_measurement  # noqa: E402
+
+SOURCE = ("--source", "https://example.org/issues/12")
+WORKLOAD = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb")
+REAL = {"measured_on": MeasuredOn.DEVICE, "device": Device("NVIDIA H100", 80 << 30, (9, 0), 132, "580.1", None)}
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Writes a record made by hand, as from a real H100 unless the job's changes say something else."""
+    def written(job: dict = REAL, **changes) -> str:
+        made = small_jobs.record(workload=WORKLOAD.resolved(), **changes)
+        path = tmp_path / "run.json"
+        path.write_text(json.dumps(replace(made, job=replace(made.job, **job)).to_json()))
+        return str(path)
+
+    return written
+
+
+def test_a_record_is_copied_with_its_source_and_its_difference_is_said(record, tmp_path, capsys):
+    path, folder = record(), tmp_path / "contributed"
+    assert file_measurement.main([path, *SOURCE], folder) == 0
+    [name] = json.loads((folder / "sources.json").read_text())
+    assert (folder / name).read_bytes() == Path(path).read_bytes()
+    assert "requested +" in capsys.readouterr().out
+
+
+def test_it_is_not_filed_twice(record, tmp_path, capsys):
+    path, folder = record(), tmp_path / "contributed"
+    assert [file_measurement.main([path, *SOURCE], folder) for _ in range(2)] == [0, 2]
+    assert "is filed already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job, message", [
+    ({}, "was measured on an emulated GPU, and only real ones are filed"),
+    (REAL | {"device": Device("NVIDIA H100", 80 << 30, (9, 0), 132, "580.1", None, {"block": 1})},
+     "has injected differences")])
+def test_what_is_no_measurement_of_a_real_gpu_is_rejected(job, message, record, tmp_path, capsys):
+    folder = tmp_path / "contributed"
+    assert file_measurement.main([record(job), *SOURCE], folder) == 2
+    assert message in capsys.readouterr().err and not folder.exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "nonsense"])
+def test_what_is_no_record_is_rejected_in_one_line(content, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    assert file_measurement.main([str(path), *SOURCE], tmp_path / "contributed") == 2
+    assert capsys.readouterr().err.count("\n") == 1
