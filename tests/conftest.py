@@ -8,9 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from calibrate.measure import warm_workers
+
+hypothesis.settings.register_profile("peakcast", deadline=None)  # timings are benchmarks, not tests
+hypothesis.settings.load_profile("peakcast")
 
 HERE = Path(__file__).parent
 QUICK = (

@@ -19,9 +19,9 @@ from calibrate.checks.walk import layers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("predictor", "calibrate")
-FLAT = {"predictor": {"__init__", "cli", "version"}, "calibrate": {"__init__"}}
-COMMAND_TABLE = "predictor/cli.py"
-"""The only file that names modules above it: the subcommands."""
+FLAT = {"predictor": {"__init__", "cli", "version"}, "calibrate": {"__init__", "pytest_plugin"}}
+COMMAND_TABLES = {"predictor/cli.py", "predictor/commands/registry.py"}
+"""The only files that name modules above them: the subcommands."""
 
 
 def sources(*packages: str) -> list[Path]:
@@ -76,7 +76,7 @@ def test_a_module_that_is_named_in_text_is_there_and_lies_below(path):
         module = module_of(name)
         assert module is not None, name
         package, room = module.split(".")[:2]
-        if str(path.relative_to(ROOT)) != COMMAND_TABLE:
+        if str(path.relative_to(ROOT)) not in COMMAND_TABLES:
             assert package == parts[0] or parts[0] == "calibrate", name
             assert package != parts[0] or order.index(room) >= order.index(parts[1]), name
 

@@ -8,8 +8,8 @@ from predictor.commands import output, registry
 from predictor.common.errors import InputError
 
 EXAMPLES = """examples:
-  peakcast completion bash > ~/.local/share/bash-completion/completions/peakcast
-  peakcast completion zsh > "${fpath[1]}/_peakcast"
+  peakcast completion bash -o ~/.local/share/bash-completion/completions/peakcast
+  peakcast completion zsh -o ~/.zfunc/_peakcast
 
 The script names every command and option of this release; make it again after an update. It needs shtab:
 pip install 'peakcast[completion]'
