@@ -54,8 +54,8 @@ def check(profile: Profile, name: str) -> None:
     if divisions & (divisions - 1):
         raise InputError(f"{name}: allocator.roundup_power2_divisions is {divisions}: it must be 0 or a power of 2")
     if profile.allocator.address_step_bytes % DRIVER_PAGE:
-        raise InputError(f"{name}: allocator.address_step_bytes is {profile.allocator.address_step_bytes}: it must be a "
-                         f"multiple of {DRIVER_PAGE}")
+        raise InputError(f"{name}: allocator.address_step_bytes is {profile.allocator.address_step_bytes}: it must be "
+                         f"a multiple of {DRIVER_PAGE}")
     _check_provenance(profile.provenance, name)
 
 
