@@ -89,10 +89,12 @@ class Explained:
     Attributes:
         causes: the set that leaves the least, of equal ones the smallest.
         left: what it leaves: simulated less measured bytes.
+        left_with_all: what all causes together leave.
     """
 
     causes: tuple[str, ...]
     left: Peaks
+    left_with_all: Peaks
 
 
 def explain(workload: Workload, rank: int | None, measured: Peaks, profile: Profile) -> Explained:
@@ -102,8 +104,9 @@ def explain(workload: Workload, rank: int | None, measured: Peaks, profile: Prof
         rank: the rank that was measured; None for the predicted one.
         profile: the profile of the GPU, which has its workspaces and its addresses.
     """
-    tried = [Explained(causes, simulated(workload, rank, causes, profile).less(measured)) for causes in SETS]
-    return min(tried, key=lambda one: one.left.size)  # of equals min keeps the first
+    left = {causes: simulated(workload, rank, causes, profile).less(measured) for causes in SETS}
+    best = min(left, key=lambda causes: left[causes].size)  # of equals min keeps the first
+    return Explained(best, left[best], left[SETS[-1]])
 
 
 def simulated(workload: Workload, rank: int | None, causes: Sequence[str], profile: Profile) -> Peaks:

@@ -34,8 +34,8 @@ simulated with what a real GPU does otherwise, and the smallest set of causes th
 - *range*: from the first step on the driver has a further range of 416 MiB above them, in which segments go up. It is
   simulated here only: what gives it back to the driver is not recorded, and it was seen on one GPU.
 
-*left* is what remains between simulation and measurement. A remainder has no cause that the records show: where a
-library's own memory lies between the segments is not recorded.
+*left* is what remains between simulation and measurement, with the named causes and with all three. A remainder has no
+cause that the records show: where a library's own memory lies between the segments is not recorded.
 """
 
 
@@ -118,12 +118,14 @@ def why(directory: Path) -> Iterator[str]:
         return
     profile = profiles.read(path)
     yield WHY.format(step=f"{profile.allocator.address_step_bytes >> 20} MiB")
-    yield table_header("job", "emulated less device: allocated", "reserved", "cause", "left: allocated", "reserved")
+    yield table_header("job", "emulated less device: allocated", "reserved", "cause", "left: allocated", "reserved",
+                       "left with all: allocated", "reserved")
     for name, workload, rank, device, emulated in differing:
         found: Explained = device_causes.explain(workload, rank, device, profile)
         difference = emulated.less(device)
         yield table_row(name, less(difference.allocated, 0), less(difference.reserved, 0), ", ".join(found.causes),
-                        less(found.left.allocated, 0), less(found.left.reserved, 0))
+                        *(less(size, 0) for left in (found.left, found.left_with_all)
+                          for size in (left.allocated, left.reserved)))
     yield ""
 
 
