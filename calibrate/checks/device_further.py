@@ -34,8 +34,11 @@ simulated with what a real GPU does otherwise, and the smallest set of causes th
 - *range*: from the first step on the driver has a further range of 416 MiB above them, in which segments go up. It is
   simulated here only: what gives it back to the driver is not recorded, and it was seen on one GPU.
 
-*left* is what remains between simulation and measurement, with the named causes and with all three. A remainder has no
-cause that the records show: where a library's own memory lies between the segments is not recorded.
+*left* is what remains between simulation and measurement: with the named causes, the best of {sets} sets, and with all
+three, which nothing chose. A remainder has no cause that the records show: where a library's own memory lies between
+the segments is not recorded. Addresses and range were read in the histories of the 25 jobs, so those do not judge them.
+The further jobs and the programs have no history and judge the addresses, but the range was given its form with the
+further jobs in sight.
 """
 
 
@@ -117,7 +120,7 @@ def why(directory: Path) -> Iterator[str]:
     if not path.is_file() or not differing:
         return
     profile = profiles.read(path)
-    yield WHY.format(step=f"{profile.allocator.address_step_bytes >> 20} MiB")
+    yield WHY.format(step=f"{profile.allocator.address_step_bytes >> 20} MiB", sets=len(device_causes.SETS))
     yield table_header("job", "emulated less device: allocated", "reserved", "cause", "left: allocated", "reserved",
                        "left with all: allocated", "reserved")
     for name, workload, rank, device, emulated in differing:
