@@ -116,6 +116,26 @@ def gpu_names() -> str:
     return table(("name", "memory"), rows)
 
 
+def h200() -> str:
+    """How far emulation and prediction are from a real H200, from the page of the check ``device``."""
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", ELSEWHERE["evidence/device_h200.md"].read_text(),
+                               re.MULTILINE | re.DOTALL))
+    rows = [(f"{jobs}: {counter}", emulated, predicted) for jobs, title in H200_JOBS.items()
+            for counter, emulated, predicted in re.findall(
+                r"^\| (\w+) \| (\S+% \(\S+%\)), \d+ \| (\S+% \(\S+%\)), \d+ \|", sections[title], re.MULTILINE)]
+    held_out = sections["Predicted with the profile, for jobs that it was not fitted to"]
+    means = re.findall(r"\S+% \(\S+%\)", held_out.rpartition("| mean (worst) |")[2])
+    count = len(re.findall(r"^\| ", held_out, re.MULTILINE)) - 3  # without title, rule and means
+    rows += [(f"{count} jobs that the profile was not fitted to: {counter}", "", found)
+             for counter, found in zip(("requested", "allocated", "reserved", "device"), means)]
+    return table(("mean absolute difference (worst)", "emulated of device", "predicted of device"), rows)
+
+
+H200_JOBS = {"25 jobs, predicted without the profile": "Mean absolute difference (worst), number of jobs",
+             "29 further jobs, predicted with it": "Other models and recipes"}
+"""Name of some jobs -> the section of the page that has their means."""
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown."""
     head = list(head)
@@ -124,5 +144,6 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names}
+PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names,
+         "H200": h200}
 """Every part by the name in its mark."""

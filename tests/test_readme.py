@@ -29,6 +29,16 @@ def test_rows_of_the_matrix_are_those_of_the_support_matrix():
     assert len(rows) > 5 and [row for row in rows if row not in engines] == []
 
 
+def test_the_device_total_of_the_calibrated_h200_is_within_what_is_said():
+    page = (ROOT / "profiles/pages/device_h200.md").read_text()
+    [held_out] = re.findall(r"## Predicted with the profile.*?(?=^## )", page, re.DOTALL | re.MULTILINE)
+    worst = re.findall(r"\((\S+)%\)", held_out)[-1]
+    jobs, said = re.findall(r"\[(\d+) jobs\]\(profiles/pages/device_h200.md\) on our calibrated H200: device total "
+                            r"within (\S+)%", " ".join(TEXT.split()))[0]
+    assert float(said) - 0.01 < float(worst) <= float(said)
+    assert int(jobs) == len([row for row in held_out.splitlines() if " · " in row])
+
+
 def test_the_row_of_the_emulated_gpu_is_what_the_report_says():
     report = " ".join((ROOT / "docs/pages/how-to/reports.md").read_text().split())
     cases = re.findall(r"allocated nothing; reserved nothing; .+? in (\d+) of", report)[0]

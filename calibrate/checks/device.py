@@ -10,7 +10,8 @@ Measures in this order: the memory of the CUDA context and of each library (NVML
 the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; those of
 device_further.json, of other models and recipes, only their peaks; the programs of calibrate/checks/programs/, as users
 write them; five of the first jobs once more; for two jobs the smallest capacity at which they survive; and one job that
-must run out of memory.
+must run out of memory. On the emulated GPU it then learns formulas of two programs, and runs the programs again with
+what a real GPU does otherwise.
 Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the memory
 histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
 profiles/pages/device_<gpu>.md, or to device.md in that other place.
@@ -27,24 +28,28 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from calibrate.campaign import consistency, design, environment
-from calibrate.checks import measured_peaks, programs
+from calibrate.checks import device_causes, measured_peaks, programs
 from calibrate.checks.device_page import page_of
 from calibrate.checks.directories import PAGES, PROFILES
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import append, lines, listed
 from calibrate.checks.survival_limit import sweep
+from calibrate.emulator import Injection
 from calibrate.measure import measure as measuring
 from calibrate.measure import warm_workers
 from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.probes import device_query, libraries, operators
+from calibrate.records import record
 from calibrate.records.record import MeasuredOn
 from calibrate.regression import compact
 from predictor import cli, snapshot
+from predictor.answer.predict import predict
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
@@ -63,6 +68,13 @@ OTHERS = (
 environment. Those of ``ALONE`` have the GPU for themselves, because NVML counts the memory of the whole GPU."""
 AT_ONCE = 4
 """Number of the others that run at a time."""
+LEARNED = tuple(words for words in OTHERS if words[0] == "own_loop")
+"""Programs whose formulas are learned on the emulated GPU, at shapes that were not measured."""
+LEARNED_AT = ("--batches", "2,4", "--sequences", "128,256,512")
+PATCHES = {"trainer_run": (4, 336, 14, 1024), "contrastive": (6, 224, 32, 768)}
+"""Word of a program -> its convolution of patches: pictures, side, patch, channels."""
+ADDRESS_STEP_BYTES = 32 << 20
+"""The step of the addresses in the histories of a real GPU."""
 FILES = "device"
 """Name of the directory that holds the measurements."""
 AGAIN = 5
@@ -87,8 +99,9 @@ class Campaign:
 
     def run(self) -> bool:
         """Runs all steps in order. Returns whether everything is measured."""
+        last = (self._profile,) if self._is_real else (self._learned, self._as_on_device)
         for step in (self._libraries, self._operators, self._jobs, self._alone, self._others, self._again,
-                     self._limits, self._too_large, self._replays, *([self._profile] if self._is_real else [])):
+                     self._limits, self._too_large, self._replays, *last):
             if self._left() == 0:
                 print(f"the time is over before {step.__name__.strip('_')}: the same command goes on", file=sys.stderr)
                 return False
@@ -148,11 +161,39 @@ class Campaign:
     def _peaks(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         return measured_peaks.measured({**entry["job"], "gpu": self._where.gpu}, self._where.device)
 
-    def _program(self, words: Sequence[str]) -> dict[str, Any]:
+    def _program(self, words: Sequence[str], inject: Injection | None = None) -> dict[str, Any]:
         name, *rest = words
         settings = {variable: word for word in rest if ":" in word for variable in measuring.ALLOCATOR_VARIABLES}
-        return device_query.run_module(f"{programs.__name__}.{name}", self._where,
+        return device_query.run_module(f"{programs.__name__}.{name}", replace(self._where, inject=inject),
                                        *(word for word in rest if ":" not in word), variables=settings)
+
+    def _learned(self) -> None:
+        """Learned formulas, asked for the shapes of their programs."""
+        self._append("learned.jsonl", LEARNED, self._formula, at_once=1)
+
+    def _formula(self, words: Sequence[str]) -> dict[str, Any]:
+        name, kind, batch, sequence = words
+        with tempfile.TemporaryDirectory() as directory, redirect_stdout(sys.stderr):
+            file, command = f"{directory}/{kind}.npz", ("python", "-m", f"{programs.__name__}.{name}", kind)
+            code = cli.main(["learn", "--gpu", self._where.gpu, *LEARNED_AT, "-o", file, "--", *command, "{batch}",
+                             "{sequence}"])
+            if code:
+                raise InputError(f"peakcast learn ended with {code}")
+            predicted = predict(Workload(model=file, per_device_train_batch_size=int(batch), gpu=self._where.gpu,
+                                         sequence_length=int(sequence), profile="none"))
+        return {f"{counter}_bytes": getattr(predicted, f"peak_{counter}_bytes") for counter in measured_peaks.COUNTERS}
+
+    def _as_on_device(self) -> None:
+        """Programs once more, with the convolutions and the addresses of a real GPU: do they cause the differences?"""
+        self._append("explained.jsonl", OTHERS, self._explained, at_once=1)
+
+    def _explained(self, words: Sequence[str]) -> dict[str, Any]:
+        patches = next((PATCHES[word] for word in words if word in PATCHES), None)
+        inject = Injection(address_step_bytes=ADDRESS_STEP_BYTES,
+                           convolution_fixed_bytes=device_causes.convolution_bytes(*patches) if patches else 0)
+        measured = self._program(words, inject)
+        return {"inject": inject.stated()} | {
+            f"{counter}_bytes": measured[f"{counter}_bytes"] for counter in measured_peaks.COUNTERS}
 
     def _again(self) -> None:
         first_of_group = {job["group"]: job for job in reversed(json.loads(self._list.read_text())["jobs"])}
@@ -197,7 +238,11 @@ class Campaign:
                                                 "date": date.today().isoformat()}))
 
     def _too_large(self) -> None:
+        """A job that runs out of memory. The emulated GPU has what the real one left to PyTorch, if that is known."""
         workload = Workload(**TOO_LARGE, gpu=self._where.gpu, profile="none")
+        real = self._directory / FILES / f"{MeasuredOn.DEVICE.value}-too-large.json"
+        if not self._is_real and real.is_file():
+            workload = workload.replace(capacity_bytes=device_causes.room_of(record.read(real)))
         self._once("too-large.json", lambda: measuring.measure(workload, device=self._where.device).to_json())
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrate.checks import measured_peaks
+from calibrate.checks.device_causes import room_of
+from calibrate.checks.device_further import further, learned, programs, why
+from calibrate.checks.device_table import PAIRS, SIDES, Peaks, less, mean, mib, table_header, table_row
 from calibrate.checks.results_file import lines
 from calibrate.fit.jobs import FIT
 from calibrate.probes.libraries import Libraries
@@ -19,6 +20,7 @@ from calibrate.records import record
 from calibrate.regression import files
 from calibrate.regression.cases import COUNTERS
 from calibrate.regression.compare import Comparison, compare
+from predictor.answer.failure import with_limit
 from predictor.answer.predict import predict
 from predictor.common import gpus
 from predictor.common.errors import InputError
@@ -26,8 +28,6 @@ from predictor.common.gpus import Gpu
 from predictor.common.json_dataclasses import from_plain
 from predictor.workload.workload import Workload
 
-SIDES = {"device": "a real GPU", "emulated": "an emulated GPU"}
-MIB = 1 << 20
 HEAD = """# {gpu}: device, emulation, prediction
 
 Made by `python scripts/check.py device --gpu {gpu}` from the files in `{directory}/`. {missing}
@@ -46,34 +46,10 @@ def page_of(gpu: str, directory: Path) -> str:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
     missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
     parts = [HEAD.format(gpu=gpu, directory="/".join(directory.parts[-2:]), missing=missing)]
-    for section in (jobs, profiled, further, again, limits, too_large, replays, library_uses):
+    for section in (jobs, profiled, further, programs, learned, why, again, limits, too_large, replays, library_uses):
         parts += section(directory)
     parts += operator_calls(directory, gpus.find(gpu))
     return "\n".join(parts) + "\n"
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """One counter's peak of one job in bytes; None where it was not measured or is not predicted."""
-
-    device: int | None
-    emulated: int | None
-    predicted: int | None
-
-    @property
-    def measured(self) -> int | None:
-        """The peak on the real GPU; without one, the emulated peak."""
-        return self.emulated if self.device is None else self.device
-
-    def differences(self) -> dict[str, float]:
-        """Relative difference of each pair of known peaks: first / second - 1."""
-        pairs = {"emulated of device": (self.emulated, self.device),
-                 "predicted of device": (self.predicted, self.device),
-                 "predicted of emulated": (self.predicted, self.emulated)}
-        return {name: first / second - 1 for name, (first, second) in pairs.items() if first is not None and second}
-
-
-PAIRS = tuple(Peaks(1, 1, 1).differences())
 
 
 def jobs(directory: Path) -> Iterator[str]:
@@ -88,25 +64,20 @@ def jobs(directory: Path) -> Iterator[str]:
         if all(peaks.measured is None for peaks in of_jobs.values()):
             continue
         yield f"## Peak of {counter} bytes\n"
-        yield _header("job", "device, MiB", "emulated, MiB", "emulated less device, bytes", "predicted less device",
-                      "predicted less emulated")
+        yield table_header("job", "device, MiB", "emulated, MiB", "emulated less device, bytes",
+                           "predicted less device", "predicted less emulated")
         for name, peaks in of_jobs.items():
-            yield _row(name, _mib(peaks.device), _mib(peaks.emulated), _less(peaks.emulated, peaks.device),
-                       _less(peaks.predicted, peaks.device), _less(peaks.predicted, peaks.emulated))
+            yield table_row(name, mib(peaks.device), mib(peaks.emulated), less(peaks.emulated, peaks.device),
+                            less(peaks.predicted, peaks.device), less(peaks.predicted, peaks.emulated))
             for pair, error in peaks.differences().items():
                 errors_of.setdefault(counter, {}).setdefault(pair, []).append(abs(error))
         yield ""
     yield "## Mean absolute difference (worst), number of jobs\n"
-    yield _header("peak of", *PAIRS)
+    yield table_header("peak of", *PAIRS)
     for counter, of_pair in errors_of.items():
-        yield _row(counter, *(f"{_mean(errors)}, {len(errors)}" if (errors := of_pair.get(pair)) else ""
-                              for pair in PAIRS))
+        yield table_row(counter, *(f"{mean(errors)}, {len(errors)}" if (errors := of_pair.get(pair)) else ""
+                                   for pair in PAIRS))
     yield ""
-
-
-def _mean(errors: Sequence[float]) -> str:
-    """The mean of relative errors, and the worst."""
-    return f"{sum(errors) / len(errors):.4%} ({max(errors):.4%})"
 
 
 def profiled(directory: Path) -> Iterator[str]:
@@ -118,43 +89,16 @@ def profiled(directory: Path) -> Iterator[str]:
     held_out = _compared(path, str(profile), [line for line, role in enumerate(roles, 1) if role != FIT])
     yield "## Predicted with the profile, for jobs that it was not fitted to\n"
     titles = [(f"{counter}: device, MiB", "predicted less device, bytes") for counter in COUNTERS]
-    yield _header("job", *(title for pair in titles for title in pair))
+    yield table_header("job", *(title for pair in titles for title in pair))
     errors_of: dict[str, list[float]] = {counter: [] for counter in COUNTERS}
     for name, comparison in held_out.items():
         peaks = [comparison.peaks[counter] for counter in COUNTERS]
-        yield _row(name, *(cell for each in peaks
-                           for cell in (_mib(each.measured_bytes), _less(each.predicted_bytes, each.measured_bytes))))
+        yield table_row(name, *(cell for each in peaks for cell in (
+            mib(each.measured_bytes), less(each.predicted_bytes, each.measured_bytes))))
         for errors, each in zip(errors_of.values(), peaks):
             errors.append(abs(each.error or 0))
-    yield _row("mean (worst)", *(cell for errors in errors_of.values() for cell in ("", _mean(errors))))
+    yield table_row("mean (worst)", *(cell for errors in errors_of.values() for cell in ("", mean(errors))))
     yield ""
-
-
-def further(directory: Path) -> Iterator[str]:
-    """Peaks of jobs and programs that did not serve to find causes, measured on both sides."""
-    for name, title in (("further", "Other models and recipes"), ("programs", "Programs as users write them")):
-        device, emulated = ({json.dumps(row["task"]): row for row in lines(directory / f"{side}-{name}.jsonl")
-                             if "requested_bytes" in row} for side in SIDES)
-        tasks = list(dict.fromkeys((*device, *emulated)))
-        if tasks:
-            yield f"## {title}\n"
-            yield _header("job", *(cell for counter in measured_peaks.COUNTERS
-                                   for cell in (f"{counter}: device, MiB", "emulated less device, bytes")))
-            for task in tasks:
-                sides = [[of.get(task, {}).get(f"{counter}_bytes") for of in (device, emulated)]
-                         for counter in measured_peaks.COUNTERS]
-                yield _row(_task(json.loads(task)), *(cell for on_device, on_emulated in sides
-                                                      for cell in (_mib(on_device), _less(on_emulated, on_device))))
-            yield ""
-
-
-def _task(task: Mapping[str, Any] | Sequence[str]) -> str:
-    """A job's group, model and shape, or a program with its arguments."""
-    if not isinstance(task, Mapping):
-        return " ".join(task)
-    job = task["job"]
-    batch = job.get("per_device_train_batch_size") or job.get("per_device_eval_batch_size")
-    return f"{task['group']}: {job['model']}, {batch} x {job['sequence_length']}"
 
 
 def _peaks(counter: str, device: Comparison | None, emulated: Comparison | None) -> Peaks:
@@ -188,11 +132,11 @@ def again(directory: Path) -> Iterator[str]:
         both = [name for name in twice if name in once]
         if both:
             yield f"## The same jobs twice, on {title}\n"
-            yield _header("job", *(f"{counter}: difference in bytes" for counter in COUNTERS))
+            yield table_header("job", *(f"{counter}: difference in bytes" for counter in COUNTERS))
             for name in both:
                 pairs = [(once[name].peaks[counter].measured_bytes, twice[name].peaks[counter].measured_bytes)
                          for counter in COUNTERS]
-                yield _row(name, *("" if first is None or second is None else f"{second - first:,}"
+                yield table_row(name, *("" if first is None or second is None else f"{second - first:,}"
                                    for first, second in pairs))
             yield ""
 
@@ -203,30 +147,34 @@ def limits(directory: Path) -> Iterator[str]:
         rows = lines(directory / f"{side}-limits.jsonl")
         if rows:
             yield f"## The memory with which a job just survives, on {title}\n"
-            yield _header("job", "predicted limit", "survived at", "died at")
+            yield table_header("job", "predicted limit", "survived at", "died at")
             for row in rows:
                 job, limit = row["job"], row["predicted_limit_bytes"]
-                yield _row(f"{job['model']}, {job['per_device_train_batch_size']} x {job['sequence_length']}",
+                yield table_row(f"{job['model']}, {job['per_device_train_batch_size']} x {job['sequence_length']}",
                            f"{limit:,}", *("not found" if row[key] is None else f"{row[key] - limit:+,}"
                                            for key in ("survived_bytes", "died_bytes")))
             yield ""
 
 
 def too_large(directory: Path) -> Iterator[str]:
-    """The moment in which a job ran out of memory, measured and predicted."""
+    """The moment in which a job ran out of memory, measured and predicted with the bytes that PyTorch could have."""
     records = {side: record.read(path) for side in SIDES if (path := directory / f"{side}-too-large.json").is_file()}
     if records:
-        workload = Workload.from_mapping(dict(next(iter(records.values())).workload)).replace(profile=None)
-        predicted = predict(workload)
+        measured = next(iter(records.values()))
+        workload = Workload.from_mapping(dict(measured.workload)).replace(capacity_bytes=None)
+        room, capacity = room_of(measured), measured.job.device.capacity_bytes
         yield "## A job that does not fit\n"
         shape = f"{workload.per_device_train_batch_size} x {workload.sequence_length}"
-        yield _header(f"{workload.model}, {shape}, one GPU", "")
-        failure = predicted.out_of_memory
-        yield _row("predicted", _failure(failure) if failure else str(predicted.verdict))
-        for side, measured in records.items():
-            died = measured.job.out_of_memory
-            yield _row(f"on {SIDES[side]}", _failure(died) if died else "survived")
+        yield table_header(f"{workload.model}, {shape}, one GPU", "", "bytes that PyTorch could have")
+        failure = with_limit(workload, room, capacity).failure
+        yield table_row("predicted", _failure(failure) if failure else "survives", f"{room:,}")
+        for side, one in records.items():
+            died = one.job.out_of_memory
+            yield table_row(f"on {SIDES[side]}", _failure(died) if died else "survived", f"{room_of(one):,}")
         yield ""
+        whole = predict(workload.replace(profile=None)).out_of_memory
+        if whole and failure and (whole.moment, whole.step) != (failure.moment, failure.step):
+            yield (f"`predict` itself names the failure at the best end of its interval: {_failure(whole)}.\n")
 
 
 def _failure(where: Any) -> str:
@@ -239,13 +187,13 @@ def replays(directory: Path) -> Iterator[str]:
         rows = lines(directory / f"{side}-replays.jsonl")
         if rows:
             yield f"## Histories recorded on {title}, replayed through the simulated allocator\n"
-            yield _header("job", "events", "segments", "reserved peak: recorded", "simulated", "")
+            yield table_header("job", "events", "segments", "reserved peak: recorded", "simulated", "")
             for row in rows:
                 if "error" in row:
-                    yield _row(row["id"], "", "", "", "", row["error"])
+                    yield table_row(row["id"], "", "", "", "", row["error"])
                     continue
                 agreement = "every decision agrees" if row["agrees"] else f"differs: {row['divergence']}"
-                yield _row(row["id"], f"{row['events']:,}", f"{row['segments']:,}",
+                yield table_row(row["id"], f"{row['events']:,}", f"{row['segments']:,}",
                            f"{row['recorded_peak_reserved_bytes']:,}", f"{row['peak_reserved_bytes']:,}", agreement)
             yield ""
 
@@ -256,9 +204,9 @@ def library_uses(directory: Path) -> Iterator[str]:
     growths = {side: dict(uses.growth()) for side, uses in sides.items() if uses}
     if growths:
         yield "## Memory that is not PyTorch's: what each first use takes, in MiB\n"
-        yield _header("first use of", *(SIDES[side] for side in growths))
+        yield table_header("first use of", *(SIDES[side] for side in growths))
         for stage in next(iter(growths.values())):
-            yield _row(stage, *(_mib(growth.get(stage)) for growth in growths.values()))
+            yield table_row(stage, *(mib(growth.get(stage)) for growth in growths.values()))
         yield ""
 
 
@@ -280,12 +228,12 @@ def operator_calls(directory: Path, gpu: Gpu) -> Iterator[str]:
 
 def _differences(answers: Sequence[OperatorMeasurement]) -> Iterator[str]:
     if answers:
-        yield _header("call", "predicted peak", "beyond it", "allocations that are not predicted")
+        yield table_header("call", "predicted peak", "beyond it", "allocations that are not predicted")
         for answer in answers:
             call = " ".join(f"{key} {value}" for key, value in answer.call.items() if key != "kind" and value)
             extra = _beyond(answer.recorded or (), answer.predicted)
-            yield _row(f"{answer.call['kind']}: {call}", f"{peak(answer.predicted):,}", f"{answer.beyond_bytes:+,}",
-                       ", ".join(f"{size:,}" for size in extra))
+            yield table_row(f"{answer.call['kind']}: {call}", f"{peak(answer.predicted):,}",
+                            f"{answer.beyond_bytes:+,}", ", ".join(f"{size:,}" for size in extra))
         yield ""
 
 
@@ -300,20 +248,3 @@ def _beyond(recorded: Iterable[int], predicted: Iterable[int]) -> list[int]:
 
 def _document(path: Path, class_: type, what: str) -> Any:
     return from_plain(class_, json.loads(path.read_text()), what) if path.is_file() else None
-
-
-def _less(first: int | None, second: int | None) -> str:
-    """``first`` less ``second`` in bytes, with its sign."""
-    return "" if first is None or second is None else f"{first - second:+,}" if first != second else "0"
-
-
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / MIB:,.1f}"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _header(*titles: str) -> str:
-    return f"{_row(*titles)}\n{_row(*['---'] + ['---:'] * (len(titles) - 1))}"

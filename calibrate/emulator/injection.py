@@ -57,6 +57,9 @@ class Injection:
             times this value are rounded up to the next of this many steps between powers of 2.
         cuda_malloc_granularity_bytes: cudaMalloc allocates whole multiples of this value, which is a multiple of
             2 MiB. The default is 2 MiB. Expandable segments do not use cudaMalloc.
+        address_step_bytes: addresses go down from the highest, each at a multiple of this value, which is a multiple of
+            2 MiB: 32 MiB on an H200. The default, 0, goes up without gaps. Of free blocks of one size PyTorch's
+            allocator takes the lowest, so this changes allocated and reserved bytes.
     """
 
     attention_forward_fixed_bytes: int = 0
@@ -74,6 +77,7 @@ class Injection:
     nccl_bytes_per_rank: int = 0
     roundup_power2_divisions: int = 0
     cuda_malloc_granularity_bytes: int = 0
+    address_step_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Converts whole numbers and text ("3/2") to the fields' types.
@@ -84,11 +88,12 @@ class Injection:
         for field in fields(self):
             read = _READERS[type(field.default)]
             object.__setattr__(self, field.name, read(field.name, getattr(self, field.name)))
-        divisions, granularity = self.roundup_power2_divisions, self.cuda_malloc_granularity_bytes
+        divisions = self.roundup_power2_divisions
         if divisions & (divisions - 1):
             raise InputError(f"inject: roundup_power2_divisions {divisions} must be a power of 2")
-        if granularity % _PAGE_BYTES:
-            raise InputError(f"inject: cuda_malloc_granularity_bytes {granularity} must be a multiple of {_PAGE_BYTES}")
+        for name in ("cuda_malloc_granularity_bytes", "address_step_bytes"):
+            if getattr(self, name) % _PAGE_BYTES:
+                raise InputError(f"inject: {name} {getattr(self, name)} must be a multiple of {_PAGE_BYTES}")
         if not re.fullmatch(r"(:[0-9]+:[0-9]+)*", self.cublas_workspace_config):
             raise InputError(f"inject: cublas_workspace_config {quoted(self.cublas_workspace_config)} must be pairs of "
                              ":KiB:count")
@@ -190,4 +195,5 @@ def _fraction(name: str, value: Any) -> Fraction:
 
 
 _READERS = {int: _whole, Fraction: _fraction, str: lambda _, value: str(value)}
-_OF_THE_DEVICE = ("cublas_bytes", "cudnn_bytes", "nccl_bytes", "nccl_bytes_per_rank", "cuda_malloc_granularity_bytes")
+_OF_THE_DEVICE = ("cublas_bytes", "cudnn_bytes", "nccl_bytes", "nccl_bytes_per_rank", "cuda_malloc_granularity_bytes",
+                  "address_step_bytes")

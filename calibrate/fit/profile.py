@@ -10,6 +10,7 @@ import numpy as np
 
 from calibrate.campaign.rows import Row
 from calibrate.fit import jobs as job_rows
+from calibrate.fit.addresses import fit_address_step
 from calibrate.fit.coefficients import Points, fit_coefficients, join
 from calibrate.fit.conformal import interval
 from calibrate.fit.job_prediction import by_moment, calls, plain, predict_peaks, residuals, run_of
@@ -51,7 +52,7 @@ def fit_profile(rows: Iterable[Row], *, measured_on: str, provenance: Mapping[st
     start = _empty(next(row.record for row in rows if row.record is not None), fitted[0], measured_on)
     profile, left_out = fit_events(start, fitted)
     held = [job for job in completed if job.role == HOLDOUT and job.predicted]
-    profile = replace(profile, allocator=_rounding(profile, fitted), runtime=fit_runtime(fit_jobs, measured_on),
+    profile = replace(profile, allocator=_allocator(profile, fitted), runtime=fit_runtime(fit_jobs, measured_on),
                       calibrated=_ranges(fitted), covered=_covered([*fitted, *held]))
     counted = {role: sum(job.role == role for job in completed) for role in job_rows.ROLES}
     return replace(profile, residuals=intervals(profile, held), provenance={
@@ -88,12 +89,15 @@ def _points(profile: Profile, job: MeasuredJob) -> Points:
     return Points(predicted, np.array([job.moments[at] for at in both], dtype=float))
 
 
-def _rounding(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
-    def play(job: MeasuredJob, divisions: int) -> tuple[int, int]:
-        end = predict_peaks(job, replace(profile, allocator=AllocatorFit(divisions, 0)))
+def _allocator(profile: Profile, fitted: Sequence[MeasuredJob]) -> AllocatorFit:
+    """The rounding, and with it the order of addresses."""
+    def play(job: MeasuredJob, allocator: AllocatorFit) -> tuple[int, int]:
+        end = predict_peaks(job, replace(profile, allocator=allocator))
         return end.allocated_bytes, end.reserved_bytes
 
-    return fit_rounding(fitted, play)
+    found = fit_rounding(fitted, lambda job, divisions: play(job, AllocatorFit(divisions, 0)))
+    return replace(found, address_step_bytes=fit_address_step(
+        fitted, lambda job, step: play(job, replace(found, address_step_bytes=step))))
 
 
 def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from calibrate import child
+from calibrate.dryrun.hooks import SETTING as DRY_RUN
 from calibrate.measure.device_choice import MeasuringDevice
 from calibrate.records.record import MeasuredOn
 from predictor.common.errors import InputError
@@ -49,7 +51,10 @@ def run_module(module: str, where: MeasuringDevice, *words: str,
 
 
 def print_answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:
-    """Prints the answer and ends the process at once, because libraries hang while Python shuts down."""
+    """Prints the answer and ends the process at once, because libraries hang while Python shuts down.
+
+    A program of ``peakcast learn`` or ``dryrun`` ends with its exit handlers instead: one of them writes its history.
+    """
     from calibrate.job import device
 
     try:
@@ -58,4 +63,6 @@ def print_answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:
     except InputError as error:
         reply = {"input_error": str(error)}
     print(ANSWER + json.dumps(reply), flush=True)
+    if DRY_RUN in os.environ:
+        sys.exit(0)
     os._exit(0)

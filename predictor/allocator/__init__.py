@@ -7,7 +7,8 @@ Known limitations:
 - Rules and constants are those of PyTorch 2.11.
 - The completion of events is a rule (at once, after N kernel launches, or at a synchronisation), not a measured time.
 - Settings of the pinned host allocator are checked and kept; they change nothing in the simulation.
-- The driver's addresses are assigned by first fit, as on the emulated GPU. Only their order affects the result.
+- The driver's addresses are assigned by first fit, from below as on the emulated GPU or, with ``address_step_bytes``,
+  from above as on a real one. Only their order affects the result.
 """
 
 from predictor.allocator.allocator import CachingAllocator

@@ -31,6 +31,7 @@ class Settings(Structure):
         ("divisions", c_int64 * ROUNDUP_INTERVALS), ("has_divisions", c_int64), ("expandable", c_int64),
         ("completes_at_once", c_int64),
         ("capacity_bytes", c_int64), ("total_bytes", c_int64), ("allowed_bytes", c_int64), ("garbage_bytes", c_int64),
+        ("address_step", c_int64),
     ]
 
 

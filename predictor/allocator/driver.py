@@ -54,11 +54,14 @@ class SimulatedDriver:
 
     ``capacity_bytes`` is the memory that the allocator can use (None: no limit). ``total_bytes`` is the memory that the
     device reports; it is larger where the CUDA context has taken a part. ``refusals`` counts the requests beyond the
-    capacity.
+    capacity. Addresses go up without gaps. With ``address_step_bytes`` they go down from the highest, and each is a
+    multiple of it (:attr:`AllocatorSettings.address_step_bytes`).
     """
 
-    def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None,
+                 address_step_bytes: int = 0) -> None:
         self.capacity_bytes = capacity_bytes
+        self._goes_down, self._unit = bool(address_step_bytes), address_step_bytes or DRIVER_PAGE
         self.total_bytes = reported_bytes(capacity_bytes, total_bytes)
         self.used_bytes = self.refusals = 0
         self._sizes: dict[int, int] = {}  # ranges in use, by address
@@ -73,16 +76,28 @@ class SimulatedDriver:
         self.unreserve(address)
 
     def reserve(self, size: int) -> int:
-        size = _round_up(size, DRIVER_PAGE)
+        taken = _round_up(size, self._unit)
+        if self._goes_down:
+            return self._reserve_highest(_round_up(size, DRIVER_PAGE), taken)
         for index, (start, end) in enumerate(self._gaps):
-            if start + size <= end:
-                self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
-                self._sizes[start] = size
+            if start + taken <= end:
+                self._gaps[index : index + 1] = [(start + taken, end)] if start + taken < end else []
+                self._sizes[start] = taken
                 return start
-        raise RuntimeError(f"no free range of {size} addresses")
+        raise RuntimeError(f"no free range of {taken} addresses")
+
+    def _reserve_highest(self, size: int, taken: int) -> int:
+        """The end of the highest gap with room for ``taken`` addresses."""
+        for index in range(len(self._gaps) - 1, -1, -1):
+            start, end = self._gaps[index]
+            if start + taken <= end:
+                self._gaps[index : index + 1] = [(start, end - taken)] if start + taken < end else []
+                self._sizes[end - taken] = size
+                return end - taken
+        raise RuntimeError(f"no free range of {taken} addresses")
 
     def unreserve(self, address: int) -> None:
-        start, end = address, address + self._sizes.pop(address)
+        start, end = address, address + _round_up(self._sizes.pop(address), self._unit)
         gaps = self._gaps
         index = bisect_left(gaps, (start, end))
         last = index

@@ -67,7 +67,8 @@ class Device:
 
     def allocator(self) -> CachingAllocator:
         """An empty allocator of this device."""
-        return CachingAllocator(self.settings, SimulatedDriver(self.limit_bytes, self.total_bytes), self.completion)
+        driver = SimulatedDriver(self.limit_bytes, self.total_bytes, self.settings.address_step_bytes)
+        return CachingAllocator(self.settings, driver, self.completion)
 
 
 @dataclass(frozen=True)
@@ -194,5 +195,5 @@ def _compiled(events: Columns, device: Device,
         settings.max_non_split_rounding_bytes, settings.roundup_power2_divisions,
         max(settings.roundup_power2_divisions) > 1, settings.expandable_segments,
         launches_until_complete(device.completion) == 0,
-        *(compiled.NONE if limit is None else limit for limit in limits)),
+        *(compiled.NONE if limit is None else limit for limit in limits), settings.address_step_bytes),
         events.kinds, events.buffers, events.sizes, events.streams, held)

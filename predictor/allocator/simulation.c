@@ -33,6 +33,7 @@ typedef struct {
     i64 expandable, completes_at_once;
     i64 capacity_bytes, total_bytes, allowed_bytes;                 /* NONE without a limit */
     i64 garbage_bytes;                                              /* NONE where no garbage is collected */
+    i64 address_step;                                               /* 0 where addresses go up */
 } Settings;
 
 /* The counters after a run, and where its peak and its failure were. compiled.py has the same fields. */
@@ -211,12 +212,19 @@ static int book(Allocator *a, i64 size) {
     return 1;
 }
 
+static i64 taken_addresses(const Allocator *a, i64 size) {
+    return round_up(size, a->settings->address_step ? a->settings->address_step : DRIVER_PAGE);
+}
+
 static i64 reserve_addresses(Allocator *a, i64 size) {
-    size = round_up(size, DRIVER_PAGE);
-    for (int i = 0; i < a->gap_count; i++) {
+    int goes_down = a->settings->address_step != 0;
+    size = taken_addresses(a, size);
+    for (int n = 0; n < a->gap_count; n++) {
+        int i = goes_down ? a->gap_count - 1 - n : n;
         if (a->gaps[i].start + size > a->gaps[i].end) continue;
-        i64 start = a->gaps[i].start;
-        a->gaps[i].start += size;
+        i64 start = goes_down ? a->gaps[i].end - size : a->gaps[i].start;
+        if (goes_down) a->gaps[i].end -= size;
+        else a->gaps[i].start += size;
         if (a->gaps[i].start == a->gaps[i].end) {
             a->gap_count--;
             memmove(a->gaps + i, a->gaps + i + 1, (size_t)(a->gap_count - i) * sizeof(Gap));
@@ -228,7 +236,7 @@ static i64 reserve_addresses(Allocator *a, i64 size) {
 }
 
 static void release_addresses(Allocator *a, i64 start, i64 size) {
-    i64 end = start + round_up(size, DRIVER_PAGE);
+    i64 end = start + taken_addresses(a, size);
     int low = 0, high = a->gap_count;
     while (low < high) {
         int middle = (low + high) / 2;

@@ -254,7 +254,8 @@ def profile_of(base: Workload, gpu: str) -> str | None:
 
 def _changes_sizes(chosen: Choice | None) -> bool:
     return chosen is not None and bool(chosen.profile.workspaces or corrections.coefficients(chosen)
-                                       or chosen.profile.allocator.roundup_power2_divisions)
+                                       or chosen.profile.allocator.roundup_power2_divisions
+                                       or chosen.profile.allocator.address_step_bytes)
 
 
 def _check_profile(job: Job) -> None:

@@ -252,7 +252,8 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
     """Plays the outcome's run again, and records the allocator's history."""
     from predictor.snapshot.recording import RecordingAllocator
 
-    allocator = RecordingAllocator(settings, SimulatedDriver(outcome.limit_bytes, capacity_bytes))
+    driver = SimulatedDriver(outcome.limit_bytes, capacity_bytes, settings.address_step_bytes)
+    allocator = RecordingAllocator(settings, driver)
     events = outcome.run.events
 
     def event_types() -> Iterator[int]:

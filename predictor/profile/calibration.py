@@ -49,16 +49,27 @@ class OperatorWorkspace:
     grows: bool = False
 
     def bytes(self, result_bytes: int) -> int:
-        """Workspace of a call whose largest result has ``result_bytes``, in whole bytes."""
-        return math.ceil(self.fixed_bytes + self.bytes_per_result_byte * result_bytes)
+        """Workspace of a call whose largest result has ``result_bytes``, in whole bytes.
+
+        The last bits of a least-squares fit differ from one machine to another: they must not add a byte.
+        """
+        return math.ceil(round(self.fixed_bytes + self.bytes_per_result_byte * result_bytes, 3))
 
 
 @dataclass(frozen=True)
 class AllocatorFit:
-    """Rounding that the device's allocator does in addition to the workload's own settings; 0 for none."""
+    """What the device's allocator does in addition to the workload's own settings.
+
+    Attributes:
+        roundup_power2_divisions: the rounding; 0 for none.
+        samples: number of jobs that the rounding was fitted to.
+        address_step_bytes: how the driver gives addresses to segments (:class:`predictor.allocator.AllocatorSettings`).
+            Older files do not have it.
+    """
 
     roundup_power2_divisions: int
     samples: int
+    address_step_bytes: int = 0
 
 
 FURTHER_STAGES = (1, 2)

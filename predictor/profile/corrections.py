@@ -14,7 +14,7 @@ from predictor.events.calls import OperatorCall, calls
 from predictor.events.events import FACTORS, Buffers, Factor
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape
-from predictor.profile.calibration import OperatorWorkspace, Runtime
+from predictor.profile.calibration import AllocatorFit, OperatorWorkspace, Runtime
 from predictor.profile.outside_pytorch import NOTHING, UNKNOWN_CONTEXT, Outside, Range
 from predictor.profile.profile import Choice
 
@@ -104,11 +104,13 @@ def coefficients(choice: Choice | None) -> tuple[float, ...] | None:
 
 
 def allocator_settings(allocator_conf: str | None, choice: Choice | None) -> AllocatorSettings:
-    """The workload's allocator settings; without any, the rounding that the profile measured."""
-    divisions = choice.profile.allocator.roundup_power2_divisions if choice else 0
-    if allocator_conf is None and divisions:
-        return AllocatorSettings.parse(f"roundup_power2_divisions:{divisions}")
-    return AllocatorSettings.parse(allocator_conf or "")
+    """The workload's allocator settings; without any, the rounding that the profile measured. The order of the driver's
+    addresses is the profile's."""
+    fitted = choice.profile.allocator if choice else AllocatorFit(0, 0)
+    text = allocator_conf or ""
+    if allocator_conf is None and fitted.roundup_power2_divisions:
+        text = f"roundup_power2_divisions:{fitted.roundup_power2_divisions}"
+    return replace(AllocatorSettings.parse(text), address_step_bytes=fitted.address_step_bytes)
 
 
 def with_workspaces(micro: MicroStep, workspaces: Sequence[OperatorWorkspace], shape: Shape, gpu: Gpu) -> MicroStep:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from predictor.allocator.constants import DRIVER_PAGE
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
 from predictor.events.events import Factor
@@ -21,6 +22,7 @@ LARGEST_BYTES = 1 << 40
 LARGEST_RATIO = 1 << 20
 """Upper limit of workspace bytes for each byte of a result."""
 LARGEST_ROUNDING = 1 << 20
+LARGEST_STEP = 1 << 30
 ANY = sys.float_info.max
 
 
@@ -51,6 +53,9 @@ def check(profile: Profile, name: str) -> None:
     divisions = profile.allocator.roundup_power2_divisions
     if divisions & (divisions - 1):
         raise InputError(f"{name}: allocator.roundup_power2_divisions is {divisions}: it must be 0 or a power of 2")
+    if profile.allocator.address_step_bytes % DRIVER_PAGE:
+        raise InputError(f"{name}: allocator.address_step_bytes is {profile.allocator.address_step_bytes}: it must be "
+                         f"a multiple of {DRIVER_PAGE}")
     _check_provenance(profile.provenance, name)
 
 
@@ -94,6 +99,7 @@ def _numbers(profile: Profile) -> Iterator[Rule]:
         yield Rule(f"{key}: samples", workspace.samples, 0, ANY)
     yield Rule("allocator.roundup_power2_divisions", profile.allocator.roundup_power2_divisions, 0, LARGEST_ROUNDING)
     yield Rule("allocator.samples", profile.allocator.samples, 0, ANY)
+    yield Rule("allocator.address_step_bytes", profile.allocator.address_step_bytes, 0, LARGEST_STEP)
     for key in ("fixed_bytes", "nccl_bytes", "nccl_bytes_per_rank", "zero_bytes", "standard_error"):
         yield Rule(f"runtime.{key}", getattr(profile.runtime, key), 0, LARGEST_BYTES)
     for counter, interval in profile.residuals.items():

@@ -109,5 +109,7 @@ def _runtime(profile: Profile) -> str:
 
 def _rounding(profile: Profile) -> str:
     divisions = profile.allocator.roundup_power2_divisions
-    return f"The allocator rounds up to powers of 2 in {divisions} steps." if divisions else \
+    rounds = f"The allocator rounds up to powers of 2 in {divisions} steps." if divisions else \
         "The allocator rounds as the workload's settings say."
+    step = profile.allocator.address_step_bytes
+    return rounds + (f" The driver's addresses go down in steps of {size_text(step)}." if step else "")

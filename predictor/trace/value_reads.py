@@ -50,6 +50,22 @@ def on_host(name: str):
     return results
 
 
+def unique_consecutive(host_values: HostValues, args, kwargs):
+    """``unique_consecutive``. Its first result is a copy of the input that is made smaller: the memory stays.
+
+    Source: ``unique_cuda_template``, ATen/native/cuda/Unique.cu, PyTorch 2.11.
+    """
+    results = on_host("unique_consecutive")(host_values, args, kwargs)
+    dimension = args[3] if len(args) > 3 else kwargs.get("dim")
+    if results is UNKNOWN or dimension is not None:
+        return results
+    found, *others = results
+    values = host_values.of(found)
+    kept = torch.empty(args[0].numel(), dtype=args[0].dtype, device="meta").resize_(found.shape)
+    host_values.adopt(kept, values)
+    return (kept, *others)
+
+
 def histc(host_values: HostValues, args, kwargs):
     """``histc`` of integers: the CPU kernel takes only floats, so the values are converted."""
     if args[0].device.type != "meta" or args[0].is_floating_point():
@@ -71,6 +87,7 @@ READS = {
     "aten::equal": equal,
     "aten::histc": histc,
     **{f"aten::{name}": on_host(name)
-       for name in ("nonzero", "repeat_interleave", "unique_consecutive", "unique_dim", "_unique2", "bincount")},
+       for name in ("nonzero", "repeat_interleave", "unique_dim", "_unique2", "bincount")},
+    "aten::unique_consecutive": unique_consecutive,
 }
 """Operator -> the function that answers it."""

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from calibrate.emulator.injection import injected_values
 from predictor.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, SimulatedDriver
-from predictor.allocator.constants import FIRST_ADDRESS
+from predictor.allocator.constants import FIRST_ADDRESS, LAST_ADDRESS
 from tests.calibrate.allocator_sequences import MIB, STREAMS, Case, case
 
 COMPLETIONS = ("immediate", "launches:3", "synchronization")
@@ -30,11 +31,16 @@ COUNTERS = {
 PEAKS = ("requested_bytes", "allocated_bytes", "active_bytes", "reserved_bytes")
 
 
+def step() -> int:
+    """The address step of this job's emulated GPU, in bytes."""
+    return int((injected_values() or {}).get("address_step_bytes", 0))
+
+
 class Simulated:
     """The simulation, driven by events."""
 
     def __init__(self, case: Case, completion: str, capacity_bytes: int, total_bytes: int) -> None:
-        driver = SimulatedDriver(capacity_bytes, total_bytes)
+        driver = SimulatedDriver(capacity_bytes, total_bytes, step())
         if case.room_bytes is not None:
             driver.allocate(capacity_bytes - case.room_bytes)
         self.allocator = CachingAllocator(AllocatorSettings.parse(case.settings), driver, completion)
@@ -119,7 +125,7 @@ class Real:
         self.torch.cuda.empty_cache()
         self.change_settings("")
         self.do(("malloc", 0, 1, 0))
-        assert self.tensors[0].data_ptr() == FIRST_ADDRESS
+        assert self.tensors[0].data_ptr() == (LAST_ADDRESS - step() if step() else FIRST_ADDRESS)
         self.tensors.clear()
         self.torch.cuda.empty_cache()
 
@@ -253,11 +259,12 @@ def main() -> None:
         print(json.dumps(line), flush=True)
 
 
-def run(completion: str, first: int, count: int) -> Iterator[dict]:
+def run(completion: str, first: int, count: int, address_step_bytes: int = 0) -> Iterator[dict]:
     """Play sequences in a job of its own on the emulated GPU; an object for each, as it ends."""
-    from calibrate.emulator import Machine, environment
+    from calibrate.emulator import Injection, Machine, environment
 
-    variables = {**os.environ, **environment(Machine(events=completion), track_integers=False)}
+    machine = Machine(events=completion, inject=Injection(address_step_bytes=address_step_bytes))
+    variables = {**os.environ, **environment(machine, track_integers=False)}
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"):
         variables.pop(name, None)
     command = [sys.executable, "-m", "tests.calibrate.allocator_pair", "--completion", completion, "--first",

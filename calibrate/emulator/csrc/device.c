@@ -49,7 +49,7 @@ static void read_settings(void) {
   READ_WORKSPACE(attention_backward);
   READ_WORKSPACE(convolution);
   READ(cublas_bytes); READ(cudnn_bytes); READ(nccl_bytes); READ(nccl_bytes_per_rank);
-  READ(cuda_malloc_granularity_bytes);
+  READ(cuda_malloc_granularity_bytes); READ(address_step_bytes);
 #undef READ
   pthread_atfork(NULL, NULL, read_again); /* a forked job may be on another GPU (calibrate/measure/warm_workers.py) */
 }
@@ -170,10 +170,31 @@ static Range remove_range(Ranges *ranges, uintptr_t start) {
   return range;
 }
 
+/* The highest free range at a multiple of the step, and where it goes among the ranges in use; 0: exhausted. */
+static uintptr_t highest_free(size_t bytes, size_t step, size_t *at) {
+  uintptr_t end = DEVICE_END;
+  for (*at = device_ranges.count;; (*at)--) {
+    const Range *below = *at ? &device_ranges.items[*at - 1] : NULL;
+    uintptr_t first = below ? below->start + below->bytes : DEVICE_BASE;
+    uintptr_t start = end - bytes < end ? (end - bytes) / step * step : 0;
+    if (start >= first) return start;
+    if (!below) return 0;
+    end = below->start;
+  }
+}
+
 uintptr_t reserve_addresses(size_t bytes, size_t alignment) {
   bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
   alignment = alignment > BOOKING_UNIT ? alignment : BOOKING_UNIT;
+  size_t step = gpu()->injected.address_step_bytes;
   pthread_mutex_lock(&lock);
+  if (step) {
+    size_t place;
+    uintptr_t highest = highest_free(round_up(bytes, step), step > alignment ? step : alignment, &place);
+    if (highest) insert_range(&device_ranges, place, (Range){highest, bytes, selected});
+    pthread_mutex_unlock(&lock);
+    return highest;
+  }
   uintptr_t start = DEVICE_BASE;
   size_t at = 0;
   for (; at < device_ranges.count; at++) {

@@ -31,6 +31,7 @@ typedef struct {
   size_t cublas_bytes, cudnn_bytes;            /* taken once, when its first handle is made */
   size_t nccl_bytes, nccl_bytes_per_rank;      /* taken by every communicator */
   size_t cuda_malloc_granularity_bytes;        /* cudaMalloc books multiples of it; 0: BOOKING_UNIT */
+  size_t address_step_bytes;                   /* addresses go down, at multiples of it; 0: they go up */
 } Injected;
 
 typedef struct {

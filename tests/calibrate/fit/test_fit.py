@@ -8,6 +8,7 @@ import pytest
 
 from calibrate.campaign.rows import Workspace
 from calibrate.fit import conformal, regression
+from calibrate.fit.addresses import fit_address_step
 from calibrate.fit.coefficients import Points, fit_coefficients
 from calibrate.fit.regression import TO_DEVIATION
 from calibrate.fit.rounding import fit_rounding
@@ -294,6 +295,22 @@ def test_a_rounding_that_explains_little_more_is_not_taken():
 def test_jobs_with_a_rounding_of_their_own_say_nothing():
     own = Job(Workload(**MODEL, allocator_conf="roundup_power2_divisions:4"), GIB, GIB)
     assert fit_rounding([own], rounded).samples == 0
+
+
+def descending(job: Job, step: int) -> tuple[int, int]:
+    """A stand-in for the simulation: 1 % more reserved where addresses go down."""
+    return 10 * GIB, round(12 * GIB * (1.01 if step else 1))
+
+
+@pytest.mark.parametrize("step", [0, 32 << 20])
+def test_the_order_of_addresses_that_made_the_peaks_is_found(step):
+    allocated, reserved = descending(Job(), step)
+    assert fit_address_step([Job(allocated_bytes=allocated, reserved_bytes=reserved)] * 3, descending) == step
+
+
+def test_an_order_of_addresses_that_explains_less_than_half_is_not_taken():
+    job = Job(allocated_bytes=10 * GIB, reserved_bytes=round(12 * GIB * 1.006))
+    assert fit_address_step([job], descending) == 0
 
 
 def group(ranks: int, size: int) -> Job:

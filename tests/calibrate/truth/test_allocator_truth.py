@@ -25,6 +25,12 @@ def test_every_counter_and_address_is_pytorchs_after_every_event(outcomes):
     assert [outcome for outcome in outcomes if "difference" in outcome] == []
 
 
+def test_it_is_pytorchs_too_where_addresses_go_down():
+    outcomes = list(run("immediate", 0, SEQUENCES, address_step_bytes=32 << 20))
+    assert len(outcomes) == SEQUENCES
+    assert [outcome for outcome in outcomes if "difference" in outcome] == []
+
+
 def test_the_sequences_run_out_of_memory_and_recover(outcomes):
     assert sum(outcome["ooms"] for outcome in outcomes) > 100
     assert sum(outcome["retries"] - outcome["ooms"] for outcome in outcomes) > 20

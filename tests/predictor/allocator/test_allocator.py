@@ -81,6 +81,22 @@ def test_of_equal_free_blocks_the_lowest_is_taken():
     assert simulation.malloc(30 * MIB).address == lowest
 
 
+def test_where_addresses_go_down_it_is_the_block_of_the_youngest_segment():
+    simulation = CachingAllocator(AllocatorSettings(), SimulatedDriver(address_step_bytes=32 * MIB))
+    older, younger = (simulation.malloc(12 * MIB) for _ in range(2))
+    simulation.free(older)
+    simulation.free(younger)
+    assert (older.address - younger.address, simulation.malloc(12 * MIB).address) == (32 * MIB, younger.address)
+
+
+def test_a_segment_beyond_the_step_takes_several():
+    driver = SimulatedDriver(address_step_bytes=32 * MIB)
+    first, second = driver.allocate(MIB), driver.allocate(33 * MIB)
+    assert (first - second, driver.used_bytes) == (64 * MIB, 36 * MIB)
+    driver.free(second)
+    assert (driver.allocate(40 * MIB), driver.used_bytes) == (second, 42 * MIB)
+
+
 def test_neighbours_that_are_free_become_one_block():
     simulation = allocator()
     cached(simulation, 6 * MIB, 6 * MIB, 6 * MIB)

@@ -1,5 +1,7 @@
 """The compiled allocator does what the Python one does, event by event."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -77,9 +79,11 @@ def test_this_installation_has_it():
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 400), st.sampled_from((15, 60)), st.sampled_from(SETTINGS),
-       st.sampled_from(LIMITS), st.sampled_from(("immediate", "synchronization", "launches:2")))
-def test_it_does_the_same_as_the_python_modules(seed, length, scale, text, limit, completion):
-    device = Device(AllocatorSettings.parse(text), limit, None if seed % 2 else 1 << 30, completion)
+       st.sampled_from(LIMITS), st.sampled_from(("immediate", "synchronization", "launches:2")),
+       st.sampled_from((0, 2 * MIB, 32 * MIB)))
+def test_it_does_the_same_as_the_python_modules(seed, length, scale, text, limit, completion, step):
+    settings = replace(AllocatorSettings.parse(text), address_step_bytes=step)
+    device = Device(settings, limit, None if seed % 2 else 1 << 30, completion)
     with pytest.MonkeyPatch.context() as monkeypatch:
         check_same(sequence(seed, length, scale), device, monkeypatch)
 
