@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from predictor.common.safe_text import markup
+from predictor.report import svg_elements as svg
 
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 60, 440, 20, 380
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000")
-"""For readers with colour blindness (Okabe and Ito)."""
 Points = Sequence[tuple[float, float]]
 """Sizes, each with its time in seconds."""
 
@@ -27,22 +25,20 @@ def drawn(series: Mapping[str, Points]) -> str:
     """An SVG document with a line for each series."""
     sizes, seconds = zip(*(point for points in series.values() for point in points))
     across, up = _axis(sizes, LEFT, RIGHT), _axis(seconds, BOTTOM, TOP)
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-             'font-size="12">', "<title>Seconds against size</title>",
-             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>']
+    parts = []
     for power in _powers(sizes):
         at = across(10**power)
-        lines += [f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{BOTTOM}" stroke="#dddddd"/>',
-                  f'<text x="{at}" y="{BOTTOM + 18}" text-anchor="middle">{10**power:,}</text>']
+        parts += [svg.line(at, TOP, at, BOTTOM, stroke=svg.FAINT),
+                  svg.text(at, BOTTOM + 18, f"{10**power:,}", text_anchor="middle")]
     for power in _powers(seconds):
         at = up(10**power)
-        lines += [f'<line x1="{LEFT}" x2="{RIGHT}" y1="{at}" y2="{at}" stroke="#dddddd"/>',
-                  f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{10**power:g} s</text>']
-    for row, ((name, points), colour) in enumerate(zip(series.items(), COLOURS)):
-        path = " ".join(f"{across(size)},{up(time)}" for size, time in points)
-        lines += [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-                  f'<text x="{RIGHT + 12}" y="{TOP + 16 + 20 * row}" fill="{colour}">{markup(name)}</text>']
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        parts += [svg.line(LEFT, at, RIGHT, at, stroke=svg.FAINT),
+                  svg.text(LEFT - 6, at + 4, f"{10**power:g} s", text_anchor="end")]
+    for row, ((name, points), colour) in enumerate(zip(series.items(), svg.PALETTE)):
+        along = svg.through((across(size), up(time)) for size, time in points)
+        parts += [svg.path(along, fill="none", stroke=colour, stroke_width=2),
+                  svg.text(RIGHT + 12, TOP + 16 + 20 * row, name, fill=colour)]
+    return svg.document(WIDTH, HEIGHT, "Seconds against size", parts, font_size=12)
 
 
 def _powers(values: Sequence[float]) -> range:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from predictor.answer.prediction import Prediction
-from predictor.common.safe_text import markup
 from predictor.events.events import Factor, Moment
+from predictor.report import svg_elements as svg
 from predictor.report import verdict
 from predictor.report.timeline_columns import STACK, Column, Stretch, columns
 from predictor.report.units import GIB, size_text
@@ -22,7 +22,7 @@ COLOURS = {
     Factor.KV_CACHE: "#44aa99",
 }
 RESERVED = "#333333"
-HALO = 'paint-order="stroke" stroke="#ffffff" stroke-width="4"'
+HALO: dict[str, str | float] = {"paint_order": "stroke", "stroke": "#ffffff", "stroke_width": 4}
 """Keeps text legible where it lies on a line."""
 
 
@@ -32,13 +32,9 @@ def draw(prediction: Prediction) -> str:
     top = max(max(column.bytes, column.reserved_bytes) for column in drawn) or 1
     capacity = prediction.capacity_bytes
     scale = 1.04 * (max(top, capacity) if capacity and capacity <= 2 * top else top)  # room above the highest line
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="13">',
-        f"<title>{markup(verdict.title(prediction))}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="28" font-size="16" font-weight="bold">{markup(verdict.verdict(prediction))}</text>',
-        f'<text x="{LEFT}" y="50" fill="#555555">{markup(verdict.title(prediction))}</text>',
+    parts = [
+        svg.text(LEFT, 28, verdict.verdict(prediction), font_size=16, font_weight="bold"),
+        svg.text(LEFT, 50, verdict.title(prediction), fill=svg.GREY),
         *_axis(scale, "allocated by factor, and reserved" if prediction.timeline().reserved_bytes
                else "live bytes requested"),
         *_areas(drawn, scale),
@@ -47,11 +43,10 @@ def draw(prediction: Prediction) -> str:
     ]
     if capacity and capacity <= scale:
         y = _y(capacity, scale)
-        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="#d00000" stroke-dasharray="6 4"/>')
-        lines.append(f'<text x="{RIGHT}" y="{y - 5}" text-anchor="end" fill="#d00000">'
-                     f"capacity {size_text(capacity)}</text>")
-    lines += [*_peak(drawn, scale, prediction), *_legend(drawn), "</svg>"]
-    return "\n".join(lines) + "\n"
+        parts += [svg.line(LEFT, y, RIGHT, y, stroke=svg.LIMIT, stroke_dasharray="6 4"),
+                  svg.text(RIGHT, y - 5, f"capacity {size_text(capacity)}", text_anchor="end", fill=svg.LIMIT)]
+    parts += [*_peak(drawn, scale, prediction), *_legend(drawn)]
+    return svg.document(WIDTH, HEIGHT, verdict.title(prediction), parts)
 
 
 def _y(size: float, scale: float) -> float:
@@ -60,25 +55,25 @@ def _y(size: float, scale: float) -> float:
 
 def _axis(scale: float, what: str) -> list[str]:
     tick = next(t for power in range(-3, 7) for t in (10**power, 2 * 10**power, 5 * 10**power) if scale / GIB / t <= 8)
-    lines = [f'<text x="{LEFT}" y="{TOP - 8}" fill="#555555">{what}, GiB</text>']
+    parts = [svg.text(LEFT, TOP - 8, f"{what}, GiB", fill=svg.GREY)]
     for number in range(int(scale / GIB / tick) + 1):
         y = _y(number * tick * GIB, scale)
-        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{number * tick:g}</text>')
-    return lines
+        parts += [svg.line(LEFT, y, RIGHT, y, stroke=svg.FAINT),
+                  svg.text(LEFT - 6, y + 4, f"{number * tick:g}", text_anchor="end")]
+    return parts
 
 
 def _areas(drawn: list[Column], scale: float) -> list[str]:
     """A closed path for each factor, from the top of the factors below it to its own top."""
-    lines = []
+    parts = []
     floor = [0] * len(drawn)
     for factor in STACK:
         ceiling = [low + column.bytes_by_factor.get(factor, 0) for low, column in zip(floor, drawn)]
         if ceiling != floor:
-            path = f"M{_steps(ceiling, scale)} L{_steps(floor, scale, backwards=True)} Z"
-            lines.append(f'<path d="{path}" fill="{COLOURS[factor]}"><title>{factor.value}</title></path>')
+            around = f"M{_steps(ceiling, scale)} L{_steps(floor, scale, backwards=True)} Z"
+            parts.append(svg.path(around, factor.value, fill=COLOURS[factor]))
         floor = ceiling
-    return lines
+    return parts
 
 
 def _reserved(drawn: list[Column], scale: float, prediction: Prediction) -> list[str]:
@@ -89,11 +84,10 @@ def _reserved(drawn: list[Column], scale: float, prediction: Prediction) -> list
     y, peak = BOTTOM + 76, prediction.peak
     other = f"; rank {peak.reserved_rank} reserves the most, {size_text(prediction.peak_reserved_bytes)}" \
         if peak.reserved_rank != peak.rank else ""
-    return [f'<path d="M{_steps(sizes, scale)}" fill="none" stroke="{RESERVED}" stroke-width="1.8">'
-            "<title>reserved</title></path>",
-            f'<line x1="{LEFT}" x2="{LEFT + 12}" y1="{y}" y2="{y}" stroke="{RESERVED}" stroke-width="1.8"/>',
-            f'<text x="{LEFT + 17}" y="{y + 4}">reserved: what PyTorch holds (torch.cuda.memory_reserved), at most '
-            f"{size_text(max(sizes))}{other}</text>"]
+    words = ("reserved: what PyTorch holds (torch.cuda.memory_reserved), at most "
+             f"{size_text(max(sizes))}{other}")
+    return [svg.path(f"M{_steps(sizes, scale)}", "reserved", fill="none", stroke=RESERVED, stroke_width=1.8),
+            svg.line(LEFT, y, LEFT + 12, y, stroke=RESERVED, stroke_width=1.8), svg.text(LEFT + 17, y + 4, words)]
 
 
 def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
@@ -107,37 +101,36 @@ def _steps(sizes: list[int], scale: float, backwards: bool = False) -> str:
 
 
 def _stretches(stretches: list[Stretch]) -> list[str]:
-    lines, labelled = [], None
+    parts, labelled = [], None
     for stretch in stretches:
         x, wide = LEFT + stretch.start, stretch.stop - stretch.start
         new_step = stretch.step != labelled
-        lines.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{BOTTOM + (34 if new_step else 18)}" '
-                     f'stroke="#888888" stroke-width="{1 if new_step else 0.4}"/>')
+        parts.append(svg.line(x, TOP, x, BOTTOM + (34 if new_step else 18), stroke="#888888",
+                              stroke_width=1 if new_step else 0.4))
         name = "step()" if stretch.moment is Moment.OPTIMIZER_STEP else stretch.moment.value
         if wide >= 6.5 * len(name):
-            lines.append(f'<text x="{x + 4}" y="{BOTTOM + 15}" fill="#555555">{name}</text>')
+            parts.append(svg.text(x + 4, BOTTOM + 15, name, fill=svg.GREY))
         if new_step:
-            text = "start-up" if stretch.step == 0 else f"step {stretch.step}"
-            lines.append(f'<text x="{x + 4}" y="{BOTTOM + 32}">{text}</text>')
+            parts.append(svg.text(x + 4, BOTTOM + 32, f"step {stretch.step}" if stretch.step else "start-up"))
             labelled = stretch.step
-    return lines
+    return parts
 
 
 def _peak(drawn: list[Column], scale: float, prediction: Prediction) -> list[str]:
     place = max(range(len(drawn)), key=lambda i: drawn[i].bytes)
     x, y = LEFT + place + 0.5, _y(drawn[place].bytes, scale)
     side, anchor = (9, "start") if place < len(drawn) / 2 else (-9, "end")
-    return [f'<circle cx="{x}" cy="{y}" r="4" fill="none" stroke="#000000" stroke-width="1.5"/>',
-            f'<text x="{x + side}" y="{max(y - 6, TOP - 20)}" text-anchor="{anchor}" '
-            f'font-weight="bold" {HALO}>{size_text(drawn[place].bytes)}</text>',
-            f'<text x="{LEFT}" y="{HEIGHT - 12}" fill="#555555">{markup(verdict.peak_text(prediction.peak))}</text>']
+    return [svg.element("circle", cx=x, cy=y, r=4, fill="none", stroke="#000000", stroke_width=1.5),
+            svg.text(x + side, max(y - 6, TOP - 20), size_text(drawn[place].bytes), text_anchor=anchor,
+                     font_weight="bold", **HALO),
+            svg.text(LEFT, HEIGHT - 12, verdict.peak_text(prediction.peak), fill=svg.GREY)]
 
 
 def _legend(drawn: list[Column]) -> list[str]:
-    lines, x = [], LEFT
+    parts, x = [], LEFT
     for factor in STACK:
         if any(column.bytes_by_factor.get(factor) for column in drawn):
-            lines.append(f'<rect x="{x}" y="{BOTTOM + 50}" width="12" height="12" fill="{COLOURS[factor]}"/>')
-            lines.append(f'<text x="{x + 17}" y="{BOTTOM + 60}">{factor.value}</text>')
+            parts += [svg.box(x, BOTTOM + 50, 12, 12, fill=COLOURS[factor]),
+                      svg.text(x + 17, BOTTOM + 60, factor.value)]
             x += 33 + 7 * len(factor.value)
-    return lines
+    return parts

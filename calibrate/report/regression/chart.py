@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from predictor.common.safe_text import markup
+from predictor.report import svg_elements as svg
 
 WIDTH = 760
 """Width of every figure in SVG units; text is 12 units high."""
@@ -57,7 +57,7 @@ def even(high: float, most: int = 8) -> list[float]:
 
 def text(x: float, y: float, words: str, style: str = "", anchor: str = "start") -> str:
     """One line of text; ``style`` is a CSS class."""
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{_class(style)}>{markup(words)}</text>'
+    return svg.text(x, y, words, text_anchor=anchor, style=style)
 
 
 def fitting(words: str, room: float) -> str:
@@ -68,34 +68,43 @@ def fitting(words: str, room: float) -> str:
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str = "grid") -> str:
     """A straight line."""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"{_class(style)}/>'
+    return svg.line(x1, y1, x2, y2, style=style)
 
 
 def path(points: Iterable[tuple[float, float]], style: str) -> str:
     """A line through points."""
-    return f'<path d="M{" L".join(f"{x:g},{y:g}" for x, y in points)}"{_class(style)}/>'
+    return svg.path(svg.through(points), style=style)
 
 
 def box(x: float, y: float, width: float, height: float, style: str, title: str = "") -> str:
     """A rectangle; ``title`` shows while the pointer is over it."""
-    return (f'<rect x="{x:g}" y="{y:g}" width="{max(width, 0):g}" height="{height:g}"{_class(style)}>'
-            f"{_title(title)}</rect>")
+    return svg.box(x, y, max(width, 0), height, title, style=style)
 
 
-SHAPES: tuple[Callable[[float, float, float], str], ...] = (
-    lambda x, y, r: f'<circle cx="{x:g}" cy="{y:g}" r="{r:g}"',
-    lambda x, y, r: f'<rect x="{x - .9 * r:g}" y="{y - .9 * r:g}" width="{1.8 * r:g}" height="{1.8 * r:g}"',
-    lambda x, y, r: f'<path d="M{x:g},{y - 1.2 * r:g} l{1.2 * r:g},{2.1 * r:g} h{-2.4 * r:g} Z"',
-    lambda x, y, r: f'<path d="M{x:g},{y - 1.3 * r:g} l{1.3 * r:g},{1.3 * r:g} l{-1.3 * r:g},{1.3 * r:g} '
-                    f'l{-1.3 * r:g},{-1.3 * r:g} Z"',
-)
-"""Functions that open a circle, square, triangle or rhombus around a point."""
+def _round(x: float, y: float, r: float, title: str, style: str) -> str:
+    return svg.element("circle", svg.named(title), cx=x, cy=y, r=r, style=style)
+
+
+def _square(x: float, y: float, r: float, title: str, style: str) -> str:
+    return svg.box(x - .9 * r, y - .9 * r, 1.8 * r, 1.8 * r, title, style=style)
+
+
+def _triangle(x: float, y: float, r: float, title: str, style: str) -> str:
+    return svg.path(f"M{x:g},{y - 1.2 * r:g} l{1.2 * r:g},{2.1 * r:g} h{-2.4 * r:g} Z", title, style=style)
+
+
+def _rhombus(x: float, y: float, r: float, title: str, style: str) -> str:
+    sides = " ".join(f"l{dx * 1.3 * r:g},{dy * 1.3 * r:g}" for dx, dy in ((1, 1), (-1, 1), (-1, -1)))
+    return svg.path(f"M{x:g},{y - 1.3 * r:g} {sides} Z", title, style=style)
+
+
+SHAPES: tuple[Callable[[float, float, float, str, str], str], ...] = (_round, _square, _triangle, _rhombus)
 
 
 def mark(x: float, y: float, series: int, title: str = "", radius: float = 4, style: str = "mark") -> str:
     """A mark of a series, with the shape and colour of that series."""
-    shape = SHAPES[series % len(SHAPES)](x, y, radius)
-    return f'{shape} class="{style} s{series % len(SHAPES)}">{_title(title)}{_end(shape)}'
+    number = series % len(SHAPES)
+    return SHAPES[number](x, y, radius, title, f"{style} s{number}")
 
 
 def legend(x: float, y: float, items: Sequence[tuple[str, str]]) -> list[str]:
@@ -130,15 +139,3 @@ def level(scale: Scale, ticks: Iterable[float], top: float, bottom: float, words
     """Vertical lines at the ticks of a horizontal scale, with their values below."""
     return [part for value in ticks for part in (line(scale(value), top, scale(value), bottom),
                                                  text(scale(value), bottom + 16, words(value), "tick", "middle"))]
-
-
-def _class(style: str) -> str:
-    return f' class="{style}"' if style else ""
-
-
-def _title(title: str) -> str:
-    return f"<title>{markup(title)}</title>" if title else ""
-
-
-def _end(shape: str) -> str:
-    return f"</{shape[1:].split(' ', 1)[0]}>"
