@@ -18,7 +18,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import parse_json, parse_yaml, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.readers import accelerate, command, trainer_detection
@@ -129,7 +129,7 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
                 trainer_detection.check(user_input, by_user=by_user)
             return form
     trainer_detection.check(user_input, by_user=by_user)
-    raise InputError(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
+    raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
 
 
 def _may_be(name: str, user_input: UserInput) -> bool:
