@@ -3,7 +3,7 @@
 Known limitations:
 
 * Supported are the Hugging Face Trainer, LLaVA 1.2, LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19 and DeepSpeed
-  configs. Scripts of other trainers, including TRL's, are recognised and rejected.
+  configs, and of TRL 1.16 supervised fine-tuning. Scripts of other trainers are recognised and rejected.
 * A shell script is read without running it: values that only a shell can compute stay open and must be written out.
 * Only supervised training with next-token loss is predicted; RLHF, reward models and classification are rejected.
 * FSDP1, Megatron-LM, context parallelism and models split over devices are rejected.
@@ -21,7 +21,7 @@ from typing import Any
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import parse_json, parse_yaml, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
-from predictor.readers import accelerate, command, trainer_detection
+from predictor.readers import accelerate, command, trainer_detection, trl_launch
 from predictor.readers.configuration import read as read_fields
 from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.own_directory import in_directory
@@ -38,11 +38,11 @@ FORMATS = {
     "swift": "predictor.readers.swift",
     "axolotl": "predictor.readers.axolotl",
     "deepspeed": "predictor.readers.deepspeed",
+    "trl": "predictor.readers.trl",
     "transformers": "predictor.readers.training_arguments",
 }
 """Name of a format -> its module. The first format with a mark among a configuration's keys is chosen."""
-FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
-            "trl": "transformers"}
+FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl"}
 FORMAT_OF_MODULE = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
 DESCRIPTION = "the training's configuration"
@@ -64,6 +64,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     """
     user_input = command.from_words(words) if words is not None else _file(str(path))
     user_input, implied = _named_by_command(replace(user_input, options=options or {}))
+    user_input = trl_launch.launched(user_input) if implied == "trl" else user_input
     launched = accelerate.launched(user_input)
     if launched.problem and launched.gpus is None:
         raise InputError(launched.problem)
@@ -93,11 +94,11 @@ def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
         return user_input, None
     program = user_input.program
     implied = FORMAT_OF_PROGRAM.get(program.split()[0]) or FORMAT_OF_MODULE.get(program) or (
-        "llava" if "llava/train/" in program else None)
+        "llava" if "llava/train/" in program else "trl" if trainer_detection.is_sft(user_input) else None)
     values = dict(user_input.values)
     words = values.pop("", [])
     words = [words] if isinstance(words, str) else words
-    if implied == "swift" and "config" in values:
+    if implied in ("swift", "trl") and "config" in values:
         paths = values.pop("config")
         words = [*(paths if isinstance(paths, list) else [str(paths)]), *words]
     files = [word for word in words if word.lower().endswith((".yaml", ".yml", ".json"))]
@@ -127,6 +128,8 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
         if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
             if candidate == "transformers":
                 trainer_detection.check(user_input, by_user=by_user)
+            elif candidate == "trl":
+                trainer_detection.check_sft(user_input)
             return form
     trainer_detection.check(user_input, by_user=by_user)
     raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")

@@ -124,7 +124,7 @@ def rules(reading: Reading) -> None:
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
                      "it needs less")
         trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"),
-                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -139,13 +139,18 @@ def rules(reading: Reading) -> None:
         reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))
 
 
-def _targets(reading: Reading, name: str) -> tuple[str, ...]:
+def targets(reading: Reading, name: str) -> tuple[str, ...]:
+    """The layers that get adapters: those that are named, or peft's default for the model.
+
+    Raises:
+        InputError: none are named, and peft has no default.
+    """
     config = hub.config(name)
-    targets = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
-    if not targets:
+    named = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
+    if not named:
         raise reading.wrong("lora_target_modules", "is not given, and peft has no default for this model: name layers, "
                                                    "or all-linear")
-    return targets
+    return named
 
 
 OWN: Mapping[str, Own] = {

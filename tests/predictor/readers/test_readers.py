@@ -239,7 +239,7 @@ def test_an_abbreviation_of_a_key_that_the_launcher_decides_is_refused_by_name()
     *(({"output_dir": "x", "fsdp": said}, f'{{}}: fsdp has "{word}": of version 2 are full_shard, shard_grad_op and auto_wrap') for said, word in (
         ("fulll_shard", "fulll_shard"), ("no_shard", "no_shard"), (["hybrid_shard_zero2", "auto_wrap"], "hybrid_shard_zero2"))),
     ({"output_dir": "x", "fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}, "{}: fsdp is given, and so is deepspeed: keep one"),
-    ({"nothing": 1}, "{}: is in no known format: name one with --from-format (llava, llamafactory, swift, axolotl, deepspeed, transformers)"),
+    ({"nothing": 1}, "{}: is in no known format: name one with --from-format (llava, llamafactory, swift, axolotl, deepspeed, trl, transformers)"),
     ("- 1", "{}: holds no mapping of keys to values: give YAML, JSON, or a shell script (.sh)"),
     ({"mm_projector_type": "linear"}, '{}: mm_projector_type "linear" is not supported yet: use mlp2x_gelu, a projector of two layers'),
     ({"mm_projector_type": "mlp2x_gelu", "bits": 4}, "{}: bits is 4, but lora_enable is off: weights of 4 bits do not train"),

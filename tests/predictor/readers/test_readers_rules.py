@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -212,10 +213,38 @@ def test_weights_of_fp32_that_deepspeed_does_not_cast_are_predicted(tmp_path):
 FLAGS = "--model_name_or_path gpt2 --max_length 512 --use_peft --lora_r 8 --output_dir x"
 
 
-@pytest.mark.parametrize("program", ["accelerate launch --num_processes 8 trl/scripts/sft.py", "python -m trl.scripts.sft"])
-def test_trls_own_scripts_are_refused_by_name(program):
-    with pytest.raises(InputError, match=r"trl.scripts.sft(\.py)? trains with TRL's SFTConfig"):
-        readers.read(words=shlex.split(f"{program} {FLAGS}"))
+TRL_FLAGS = "--model_name_or_path gpt2 --output_dir x"
+
+
+@pytest.mark.parametrize(("flags", "keys"), [
+    ("", {"sequence_length": 1024, "gradient_checkpointing": True, "mixed_precision": "bf16", "dtype": "fp32", "recipe": "full", "engine": None}),
+    ("--fp16 --max_length 512", {"sequence_length": 512, "mixed_precision": "fp16"}),
+    ("--bf16 false --dtype bfloat16", {"mixed_precision": None, "dtype": "bf16"}),
+    ("--torch_dtype bfloat16 --attn_implementation eager", {"dtype": "bf16", "attn_implementation": "eager"}),
+    ("--packing", {"padding": "packed"}), ("--packing --packing_strategy wrapped", {"padding": None}),
+    ("--max_length none", {"sequence_length": None}), ("--loss_type chunked_nll", {"loss": "trl_sft"}),
+    ("--use_peft --lora_r 8", {"recipe": "lora", "lora": {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["c_attn"]}}),
+    ("--model_init_kwargs {\"dtype\":\"bfloat16\"}", {"dtype": "bf16"}),
+    ("--accelerate_config zero2 --num_processes 4", {"data_parallel_size": 4, "engine": None, "mixed_precision": None, "dtype": "bf16"}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_trl_sft_is_read_with_its_own_defaults(flags, keys):
+    found, _ = readers.read(words=["trl", "sft", *TRL_FLAGS.split(), *flags.split()])
+    assert {name: found.get(name) for name in keys} == keys
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--loss_type dft", "weights of tokens"), ("--activation_offloading", "offloaded activations"), ("--load_in_4bit", "over quantized weights"),
+    ("--use_liger_kernel", "without its loss"), ("--model_init_kwargs {\"use_kernels\":true}", "has \"use_kernels\""),
+    ("--router_aux_loss_coef 0.1", "losses of routers")], ids=lambda value: value.split()[0])
+def test_what_is_not_predicted_of_trl_is_refused_by_its_flag(flags, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        readers.read(words=["trl", "sft", *TRL_FLAGS.split(), *flags.split()])
+
+
+def test_a_yaml_of_trl_is_read_with_the_flags_of_its_command(tmp_path):
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: gpt2\nmax_length: 256\npacking: true\nenv:\n  A: b\n")
+    found, source = readers.read(words=shlex.split(f"trl sft --config {tmp_path}/sft.yaml --max_length 128"))
+    assert (found["sequence_length"], found["padding"], source.format) == (128, "packed", "trl")
 
 
 def test_what_trls_flags_of_another_script_may_mean_is_said():
