@@ -70,7 +70,7 @@ def add_from(parser: argparse.ArgumentParser) -> None:
                        help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift, axolotl or "
                             "TRL (YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
     group.add_argument("--from-format", metavar="NAME", help="format of that file: llava, transformers, llamafactory, "
-                       "trl, swift, axolotl, deepspeed; default: recognized by its content")
+                       "trl, qwenvl, qwen_series, swift, axolotl, deepspeed; default: recognized by its content")
     original = parser.parse_known_args
 
     def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -3,7 +3,8 @@
 Known limitations:
 
 * Supported are the Hugging Face Trainer, LLaVA 1.2, LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19 and DeepSpeed
-  configs, and of TRL 1.16 supervised fine-tuning. Scripts of other trainers are recognised and rejected.
+  configs, of TRL 1.16 supervised fine-tuning, and the scripts of Qwen-VL's own repository and of 2U1's for the Qwen-VL
+  series. Scripts of other trainers are recognised and rejected.
 * A shell script is read without running it: values that only a shell can compute stay open and must be written out.
 * Only supervised training with next-token loss is predicted; RLHF, reward models and classification are rejected.
 * FSDP1, Megatron-LM, context parallelism and models split over devices are rejected.
@@ -37,6 +38,8 @@ FORMATS = {
     "llamafactory": "predictor.readers.llamafactory",
     "swift": "predictor.readers.swift",
     "axolotl": "predictor.readers.axolotl",
+    "qwenvl": "predictor.readers.qwenvl",
+    "qwen_series": "predictor.readers.qwen_series",
     "deepspeed": "predictor.readers.deepspeed",
     "trl": "predictor.readers.trl",
     "transformers": "predictor.readers.training_arguments",
@@ -45,6 +48,9 @@ FORMATS = {
 FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl"}
 FORMAT_OF_MODULE = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
+FORMAT_OF_PATH = {"llava/train/": "llava", "qwenvl/train/train_qwen.py": "qwenvl",
+                  "src/train/train_sft.py": "qwen_series"}
+"""Part of a script's path -> the format of its flags."""
 DESCRIPTION = "the training's configuration"
 
 
@@ -94,7 +100,8 @@ def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
         return user_input, None
     program = user_input.program
     implied = FORMAT_OF_PROGRAM.get(program.split()[0]) or FORMAT_OF_MODULE.get(program) or (
-        "llava" if "llava/train/" in program else "trl" if trainer_detection.is_sft(user_input) else None)
+        next((form for path, form in FORMAT_OF_PATH.items() if path in program), None)) or (
+        "trl" if trainer_detection.is_sft(user_input) else None)
     values = dict(user_input.values)
     words = values.pop("", [])
     words = [words] if isinstance(words, str) else words
@@ -128,8 +135,8 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
         if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
             if candidate == "transformers":
                 trainer_detection.check(user_input, by_user=by_user)
-            elif candidate == "trl":
-                trainer_detection.check_sft(user_input)
+            else:
+                trainer_detection.check_of_format(candidate, user_input)
             return form
     trainer_detection.check(user_input, by_user=by_user)
     raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")

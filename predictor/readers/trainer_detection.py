@@ -52,7 +52,12 @@ TRL_SFT = ("TRL's SFTConfig, which has defaults of its own (gradient_checkpointi
 TRL_OTHERS = ("another of TRL's trainers than SFTTrainer: its loss, and the models and samples beside it, are not "
               "predicted")
 """Names of TRL's trainers in messages. TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
+LLAVA_NEXT = "a trainer of LLaVA-NeXT's own repository, which trains LLaVA-OneVision"
 TRAINERS: Mapping[str, Trainer] = {
+    LLAVA_NEXT: Trainer(flags=_names("""mm_tunable_parts mm_vision_tower_lr mm_spatial_pool_mode mm_spatial_pool_stride
+        mm_resampler_type image_grid_pinpoints image_crop_resolution image_split_resolution unfreeze_mm_vision_tower
+        unfreeze_language_model model_class_name tune_mm_vision_resampler vision_tower_pretrained mm_newline_position
+        frames_upbound group_by_varlen group_by_modality_length_auto rope_scaling_factor""")),
     TRL_OTHERS: Trainer(
         _names("open_r1"),
         _names("nash_md reward_modeling reward_trainer gold distillation async_distillation"),
@@ -102,14 +107,18 @@ def is_sft(user_input: UserInput) -> bool:
     return bool(SFT.fullmatch(user_input.program))
 
 
-def check_sft(user_input: UserInput) -> None:
-    """Rejects a script of another trainer of TRL's.
+REFUSED_BY_FORMAT = {"trl": TRL_OTHERS, "llava": LLAVA_NEXT}
+"""Format -> a trainer whose scripts have its marks, and are not read by it."""
+
+
+def check_of_format(name: str, user_input: UserInput) -> None:
+    """Rejects a script of a trainer that a format does not read, though it has its marks.
 
     Raises:
         InputError: names the sign that the trainer was recognised by.
     """
     what, who = _recognised(user_input) or ("", "")
-    if who == TRL_OTHERS:
+    if who and who == REFUSED_BY_FORMAT.get(name):
         raise NotPredicted(f"{user_input.name}: {what} trains with {who}: {INSTEAD}")
 
 

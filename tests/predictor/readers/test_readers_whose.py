@@ -67,7 +67,7 @@ def test_an_option_that_only_another_trainer_of_trls_has_is_refused_by_its_name(
 
 @pytest.mark.parametrize(("program", "who"), [
     ("torchrun src/open_r1/sft.py", "another of TRL's trainers"), ("accelerate launch scripts/run_sft.py", "TRL's SFTConfig"),
-    ("python unsloth-cli.py", "Unsloth"), ("torchrun qwenvl/train/train_qwen.py", "a trainer of Qwen-VL's own repository"),
+    ("python unsloth-cli.py", "Unsloth"), ("torchrun train_qwen.py", "a trainer of Qwen-VL's own repository"),
     ("torchrun internvl/train/internvl_chat_finetune.py", "a trainer of InternVL's own repository"), ("python -m verl.trainer.fsdp_sft_trainer", "another framework"),
     ("torchrun recipes/lora_finetune_single_device.py", "torchtune's recipes"), ("torchrun pretrain_gpt.py", "Megatron-LM"),
     ("accelerate launch run_clm_no_trainer.py", "a loop of its own, not the Trainer's")])
