@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.commands.dryrun import Teller
@@ -29,7 +31,8 @@ SEARCHES = ("samples", "maximum_load", "also_gpu", "python")
 """Options whose answers need more than one run."""
 EMULATED_BYTES = 1 << 40
 """Memory of the GPU that the job runs on. The verdict for the user's GPU is simulated with what the run allocated."""
-SHELL_SCRIPTS = (".sh", ".bash")
+SHELL_SCRIPTS = (".sh", ".bash", ".slurm")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 class Run(NamedTuple):
@@ -119,12 +122,34 @@ def _of_command(arguments: argparse.Namespace, command: list[str]) -> Run:
             raise InputError(f"{called}: the command decides that itself: leave it out")
     given = options.parsed(arguments, OF_COMMANDS)
     gpus, rank = given.pop("data_parallel_size", None), given.pop("rank", "worst")
+    by = "--data-parallel-size says" if gpus else "the command says"
+    gpus = gpus or _processes(arguments, command)
     rank = 0 if rank == "worst" else rank
     if rank >= (gpus or 1):
-        raise InputError(f"--rank {rank}: --data-parallel-size says that there are {gpus or 1}: ranks begin at 0")
+        raise InputError(f"--rank {rank}: {by} that there are {gpus or 1}: ranks begin at 0")
     return Run(given, ScriptSource(
-        tuple(command), given.get("gpu") or DEFAULT, EMULATED_BYTES, gpus or 1, pretends=gpus is not None, rank=rank,
+        tuple(_in_environment(command)), given.get("gpu") or DEFAULT, EMULATED_BYTES, gpus or 1,
+        pretends=gpus is not None, rank=rank,
         streams=Streams(sys.stderr.fileno(), progress=Teller().tell if sys.stderr.isatty() else None)), Shape(1, 0, 0))
+
+
+def _processes(arguments: argparse.Namespace, command: Sequence[str]) -> int | None:
+    """The number of ranks that a command's launcher starts, if there are several; one process then acts as one of them.
+
+    Raises:
+        InputError: the number cannot be read from the command.
+    """
+    from predictor.readers import ranks
+
+    found = ranks.started(arguments.from_file, command)
+    return found if found and found > 1 else None
+
+
+def _in_environment(command: Sequence[str]) -> list[str]:
+    """A command whose leading assignments are given to ``env``. The emulated machine has one GPU: none is chosen."""
+    start = next((at for at, word in enumerate(command) if not ASSIGNMENT.fullmatch(word)), len(command))
+    assigned = [word for word in command[:start] if not word.startswith("CUDA_VISIBLE_DEVICES=")]
+    return [*(["env", *assigned] if assigned else []), *command[start:]]
 
 
 def _of_workload(arguments: argparse.Namespace) -> Run:

@@ -12,7 +12,7 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.readers import trainer
 from predictor.readers.configuration import LOOP
-from predictor.readers.trainer_detection import TRL, TRL_MESSAGE
+from predictor.readers.trainer_detection import TRL
 from predictor.readers.training_arguments import NOT_PREDICTED
 from predictor.workload import deepspeed_config
 from predictor.workload.optimizers import OPTIMIZERS
@@ -38,7 +38,8 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
         InputError: no key describes a setting.
     """
     if any(TRL.search(base.__module__) for base in type(args).__mro__):
-        raise InputError(f"the training arguments are {TRL_MESSAGE}: use peakcast learn")
+        raise InputError("the training arguments are TRL's, whose loss is not read from a running training: use "
+                         "peakcast predict -- COMMAND, or peakcast learn")
     for name, unsupported in NOT_PREDICTED.items():
         value = getattr(args, name, None)
         if unsupported.is_on(value):

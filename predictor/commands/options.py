@@ -72,10 +72,10 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a framework's own configuration", "in place of MODEL; options override it; a "
                                       "training's command line may follow all options, unchanged: -- COMMAND …")
     group.add_argument("--from", dest="from_file", metavar="FILE",
-                       help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift or axolotl "
-                            "(YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
+                       help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift, axolotl or "
+                            "TRL (YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
     group.add_argument("--from-format", metavar="NAME", help="format of that file: llava, transformers, llamafactory, "
-                       "swift, axolotl, deepspeed; default: recognized by its content")
+                       "trl, qwenvl, qwen_series, swift, axolotl, deepspeed; default: recognized by its content")
     original = parser.parse_known_args
 
     def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from predictor.engine import quantized_loading
+from predictor.engine import device_map_loading, quantized_loading
 from predictor.engine.compose import RankPeak
 from predictor.engine.setup import Setup
 from predictor.engine.tape import Tape
@@ -42,6 +42,8 @@ def to_device(tape: Tape, setup: Setup) -> dict[int, int]:
     """
     if setup.quantization:
         return quantized_loading.load(tape, setup)
+    if setup.device_map:
+        return device_map_loading.load(tape, setup)
     tensors = setup.facts.parameters
     sharded = {tensor.module for tensor in tensors if tensor.sharded} if setup.zero else ()
     order = [index for index, tensor in enumerate(tensors) if tensor.module in sharded] + setup.facts.moved

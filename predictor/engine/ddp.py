@@ -1,9 +1,9 @@
 """DistributedDataParallel: the plain loop, with gradients copied into buckets that are all-reduced. Ranks are equal.
 
 torch 2.11: torch/nn/parallel/distributed.py (``DistributedDataParallel``); torch/csrc/distributed/c10d/reducer.cpp
-(``initialize_buckets``, ``mark_variable_ready_dense``, ``rebuild_buckets``, ``compute_bucket_assignment_by_size``,
-``verify_params_across_processes``) and comm.cpp (``broadcast_coalesced``). Collectives of ProcessGroupNCCL hold
-references to their tensors and record no streams.
+(``initialize_buckets``, ``initialize_local_used_map``, ``mark_variable_ready_dense``, ``rebuild_buckets``,
+``compute_bucket_assignment_by_size``, ``verify_params_across_processes``) and comm.cpp (``broadcast_coalesced``).
+Collectives of ProcessGroupNCCL hold references to their tensors and record no streams.
 """
 
 from __future__ import annotations
@@ -55,11 +55,17 @@ class Ddp(AlikeRanks):
         _verify(start, self._trainable, setup.data_parallel_size)
         _broadcast(start, tensors)
         # At first one bucket holds all gradients. The limits apply once the order in which gradients arrive is known.
-        self._first = [self._bucket(start.allocate, same) for same in reversed(assign(self._trainable, [math.inf]))]
+        # To find unused parameters, the limits apply from the start, and the buckets stay.
+        self._stays = setup.ddp.get("find_unused_parameters", False)
+        at_first = limits(setup.ddp) if self._stays else [math.inf]
+        self._first = [self._bucket(start.allocate, same) for same in reversed(assign(self._trainable, at_first))]
+        if self._stays:
+            start.allocate(INT32 * len(self._trainable), Factor.COMMUNICATION, "ddp::local_used_map")
         arrival = [tensors[parameter] for parameter in micro.ready[:, 1].tolist()]
-        self._rebuilt = [self._bucket(start.declare, part) for part in assign(arrival, limits(setup.ddp))]
+        self._rebuilt = [] if self._stays else [
+            self._bucket(start.declare, part) for part in assign(arrival, limits(setup.ddp))]
         step, second = torch_loop.step(micro, setup, vocabulary, self), None
-        if not self._accumulates:
+        if not self._accumulates and not self._stays:
             tape = Tape(first=len(micro.events.buffers) * setup.micro_steps + len(step.buffers))
             self._rebuild(tape)
             step = replace(step, buffers=Buffers.concatenate([step.buffers, vocabulary.buffers(tape.buffers)]))
@@ -69,7 +75,7 @@ class Ddp(AlikeRanks):
 
     def begin(self, tape: Tape, index: int) -> None:
         """``_pre_forward``: rebuilds the buckets in the second forward, and broadcasts the model's buffers."""
-        if index == 1:
+        if index == 1 and not self._stays:
             with tape.first_step_only():
                 self._rebuild(tape)
         _broadcast(tape, self._model_buffers)

@@ -34,6 +34,7 @@ class Setup:
         versions: package -> its release; empty where no release of another package than DeepSpeed counts.
         reentrant_checkpoints: whether checkpoints run their part without a graph and recompute it as a whole.
         loss_scaling: whether a ``torch.amp.GradScaler`` scales the loss.
+        device_map: whether the model is loaded straight to the GPU.
         keep_outputs, zero_grad: when the loop frees the model's output and the gradients, as the workload's keys say.
     """
 
@@ -59,6 +60,7 @@ class Setup:
     tensor_parallel_size: int = 1
     keep_outputs: str = "none"
     zero_grad: str = "after_step"
+    device_map: bool = False
     gpu: Gpu = gpus.find(gpus.DEFAULT)
 
     def optimizer(self) -> optimizer.Steps:

@@ -299,6 +299,30 @@ def liger_logits(gpu, tokens, width, vocabulary, itemsize):
     return np.minimum(np.where(power < share, 2 * power, power), tokens) * vocabulary * itemsize
 
 
+# TRL --------------------------------------------------------------------------------------------------
+
+TRL_TOKENS, TRL_WORDS = 4096, 32_768
+"""Tokens and words of a tile of logits (TRL 1.16, kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE; trainer/utils.py)."""
+
+
+def trl_tile(gpu, tokens, itemsize):
+    """A tile of logits: the tokens of a batch, or 4,096 of them, by 32,768 words (TRL 1.16,
+    kernels/chunked_logprob.py, ChunkedLogProbFunction)."""
+    return np.minimum(tokens, TRL_TOKENS) * TRL_WORDS * itemsize
+
+
+def trl_rows(gpu, tokens, width, itemsize, tiles):
+    """Hidden states of the tokens of a tile after so many others, in the dtype of products (TRL 1.16, as
+    :func:`trl_tile`)."""
+    return np.clip(tokens - tiles * TRL_TOKENS, 0, TRL_TOKENS) * width * itemsize
+
+
+def trl_words(gpu, tokens, size, tiles):
+    """``size`` bytes for rows of the head's weight, if there is a tile of tokens after so many others (TRL 1.16, as
+    :func:`trl_tile`)."""
+    return np.where(tokens > tiles * TRL_TOKENS, size, 0)
+
+
 # bitsandbytes -----------------------------------------------------------------------------------------
 
 
@@ -423,7 +447,7 @@ FUNCTIONS = {
         efficient_rows, padded_mask, bias_gradient, efficient_delta, efficient_backward,
         reduction_buffer, reduction_semaphores, norm_partials, norm_first, norm_buffer, norm_semaphores,
         batch_norm_staging, batch_norm_semaphores,
-        liger_partials, liger_logits, unpacked_4bit,
+        liger_partials, liger_logits, trl_tile, trl_rows, trl_words, unpacked_4bit,
         cub_scan, cub_select, cub_sum, index_sort, row_sort,
         embedding_indices, embedding_sort, embedding_number, embedding_unique, embedding_scan, embedding_segments,
         embedding_partials, embedding_rows,

@@ -3,6 +3,7 @@
 
 const KIB = 1024, MIB = 1024 * KIB, FP32 = 4, INT64 = 8;
 const FEW_INDICES = 3072, ROWS_PER_THREAD = 10, CUB_ALIGNMENT = 256, CUB_SLACK = 511, NEWEST_CUB = 1300;
+const TRL_TOKENS = 4096, TRL_WORDS = 32768;
 const SELECT_TILES = [[7.0, 640], [8.0, 2304], [8.6, 640], [9.0, 4224], [10.0, 3520]];
 const UNIQUE_TILES = [[7.0, 320], [8.0, 1792], [8.6, 320], [9.0, 4480], [10.0, 3840]];
 const SORT_TILES = [[7.0, 2816], [8.0, 3840], [9.0, 4608]];
@@ -203,6 +204,10 @@ const WORKSPACES = {
     const share = ceilDiv(tokens, ceilDiv(vocabulary, width)), power = lastPowerOfTwo(share);
     return Math.min(power < share ? 2 * power : power, tokens) * vocabulary * itemsize;
   },
+  trl_tile: (gpu, tokens, itemsize) => Math.min(tokens, TRL_TOKENS) * TRL_WORDS * itemsize,
+  trl_rows: (gpu, tokens, width, itemsize, tiles) =>
+    Math.min(Math.max(tokens - tiles * TRL_TOKENS, 0), TRL_TOKENS) * width * itemsize,
+  trl_words: (gpu, tokens, size, tiles) => (tokens > tiles * TRL_TOKENS ? size : 0),
   unpacked_4bit: (gpu, rows, outputs, inputs, itemsize, size) =>
     (isFused(gpu, rows, outputs, inputs, itemsize) ? 0 : size),
   cub_scan: (gpu, items, itemsize = INT64, cub = NEWEST_CUB) =>

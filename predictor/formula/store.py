@@ -57,6 +57,7 @@ class Key:
         autotp: whether DeepSpeed's AutoTP shards the layers, rather than transformers.
         generation: the call of ``generate`` that is traced; None for a training step.
         keeps_outputs: whether the loop keeps the model's output through backward.
+        loss: who computes the loss, if it is not the model.
     """
 
     fingerprint: str
@@ -87,6 +88,7 @@ class Key:
     autotp: bool = False
     generation: Generation | None = None
     keeps_outputs: bool = False
+    loss: str = ""
 
     def forward_shape(self, shape: Shape) -> Shape:
         """The shape of the first forward's inputs; in a later turn of a conversation, only the turn's new tokens."""

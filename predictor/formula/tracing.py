@@ -126,7 +126,7 @@ class _Traced:
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
     from predictor.model import autotp, lora, parser
-    from predictor.trace import autocast
+    from predictor.trace import autocast, trl_loss
     from predictor.trace.inputs import inputs_of
 
     if key.lora or key.quantization:
@@ -137,8 +137,12 @@ def _prepared(config: ModelConfig, key: Key) -> _Traced:
                          patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
                          quantization=key.quantization)
     _refuse_recurrent(config, model, "inference" if key.generation else "training")
+    if key.loss:
+        trl_loss.add_head(model)
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
+    if key.loss:
+        trl_loss.add_trainer(model)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)
@@ -190,7 +194,7 @@ def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
     from predictor.trace.trace import Loop, trace, trace_evaluation, trace_generation
 
     new = key.forward_shape(shape)
-    batch = inputs.batch(new, key.padding)
+    batch = inputs.batch(new, key.padding, key.loss)
     style = {"sdpa_backend": key.sdpa_backend, "mixed_precision": key.mixed_precision}
     if key.generation:
         return trace_generation(model, batch, key.generation, shape.sequence - new.sequence, **style)

@@ -120,9 +120,10 @@ class Job:
     def _setup_at(self, limit_bytes: int | None) -> Setup:
         """The setup with a limit, if that matters: events of equal setups are composed once.
 
-        Before transformers loads quantized weights it allocates no more than there is (``quantized_loading``).
+        Before transformers loads weights to the GPU it allocates no more than there is (``quantized_loading``).
         """
-        matters = load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None
+        matters = load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None \
+            or self.setup.device_map
         return replace(self.setup, capacity_bytes=limit_bytes if matters else None)
 
     @property
@@ -364,6 +365,11 @@ def check_room(request: Request, facts: ModelFacts) -> None:
                          "only")
 
 
+def loads_by_device_map(workload: Workload) -> bool:
+    """True if the trainer loads the model straight to the GPU: TRL does on a single GPU."""
+    return workload.loss == "trl_sft" and workload.engine == "torch" and workload.world_size == 1
+
+
 def setup_of(workload: Workload, formula: Formula) -> Setup:
     """The engine's settings, from a workload and its formula."""
     zero = deepspeed_config.read(workload, formula.facts.hidden_size) if workload.engine == "deepspeed" else None
@@ -378,6 +384,7 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         reentrant_checkpoints=workload.gradient_checkpointing_kwargs["use_reentrant"],
         tensor_parallel_size=workload.tensor_parallel_size,
         keep_outputs=workload.keep_outputs, zero_grad=workload.zero_grad,
+        device_map=loads_by_device_map(workload),
         autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 

@@ -395,7 +395,7 @@ class CodeInputs:
         """0 for each sample, as :meth:`tokens_among`."""
         return (0,) * shape.batch
 
-    def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
+    def batch(self, shape: Shape, padding: str, loss: str = "") -> dict[str, torch.Tensor]:
         """The function's batch at a shape: integers on the CPU with their values, floats on meta.
 
         Raises:

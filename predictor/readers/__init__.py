@@ -3,7 +3,8 @@
 Known limitations:
 
 * Supported are the Hugging Face Trainer, LLaVA 1.2, LLaMA-Factory 0.9.5, ms-swift 4.6, axolotl 0.19 and DeepSpeed
-  configs. Scripts of other trainers, including TRL's, are recognised and rejected.
+  configs, of TRL 1.16 supervised fine-tuning, and the scripts of Qwen-VL's own repository and of 2U1's for the Qwen-VL
+  series. Scripts of other trainers are recognised and rejected.
 * A shell script is read without running it: values that only a shell can compute stay open and must be written out.
 * Only supervised training with next-token loss is predicted; RLHF, reward models and classification are rejected.
 * FSDP1, Megatron-LM, context parallelism and models split over devices are rejected.
@@ -18,10 +19,10 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import parse_json, parse_yaml, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
-from predictor.readers import accelerate, command, trainer_detection
+from predictor.readers import accelerate, command, trainer_detection, trl_launch
 from predictor.readers.configuration import read as read_fields
 from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.own_directory import in_directory
@@ -37,14 +38,19 @@ FORMATS = {
     "llamafactory": "predictor.readers.llamafactory",
     "swift": "predictor.readers.swift",
     "axolotl": "predictor.readers.axolotl",
+    "qwenvl": "predictor.readers.qwenvl",
+    "qwen_series": "predictor.readers.qwen_series",
     "deepspeed": "predictor.readers.deepspeed",
+    "trl": "predictor.readers.trl",
     "transformers": "predictor.readers.training_arguments",
 }
 """Name of a format -> its module. The first format with a mark among a configuration's keys is chosen."""
-FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl",
-            "trl": "transformers"}
+FORMAT_OF_PROGRAM = {"swift": "swift", "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "axolotl": "axolotl"}
 FORMAT_OF_MODULE = {"axolotl.cli.train": "axolotl", "swift.cli.sft": "swift", "llava.train.train_mem": "llava",
            "llava.train.train": "llava"}
+FORMAT_OF_PATH = {"llava/train/": "llava", "qwenvl/train/train_qwen.py": "qwenvl",
+                  "src/train/train_sft.py": "qwen_series"}
+"""Part of a script's path -> the format of its flags."""
 DESCRIPTION = "the training's configuration"
 
 
@@ -64,6 +70,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     """
     user_input = command.from_words(words) if words is not None else _file(str(path))
     user_input, implied = _named_by_command(replace(user_input, options=options or {}))
+    user_input = trl_launch.launched(user_input) if implied == "trl" else user_input
     launched = accelerate.launched(user_input)
     if launched.problem and launched.gpus is None:
         raise InputError(launched.problem)
@@ -93,11 +100,12 @@ def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
         return user_input, None
     program = user_input.program
     implied = FORMAT_OF_PROGRAM.get(program.split()[0]) or FORMAT_OF_MODULE.get(program) or (
-        "llava" if "llava/train/" in program else None)
+        next((form for path, form in FORMAT_OF_PATH.items() if path in program), None)) or (
+        "trl" if trainer_detection.is_sft(user_input) else None)
     values = dict(user_input.values)
     words = values.pop("", [])
     words = [words] if isinstance(words, str) else words
-    if implied == "swift" and "config" in values:
+    if implied in ("swift", "trl") and "config" in values:
         paths = values.pop("config")
         words = [*(paths if isinstance(paths, list) else [str(paths)]), *words]
     files = [word for word in words if word.lower().endswith((".yaml", ".yml", ".json"))]
@@ -127,9 +135,11 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
         if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
             if candidate == "transformers":
                 trainer_detection.check(user_input, by_user=by_user)
+            else:
+                trainer_detection.check_of_format(candidate, user_input)
             return form
     trainer_detection.check(user_input, by_user=by_user)
-    raise InputError(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
+    raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
 
 
 def _may_be(name: str, user_input: UserInput) -> bool:

@@ -29,10 +29,12 @@ EXCLUSIVE = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
 """Options of which accelerate accepts only one (1.15, commands/launch.py, ``_validate_launch_command``)."""
 PREDICTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 PRECISIONS = ("no", "bf16", "fp16")
+NO_CONFIGS: Mapping[str, Mapping[str, Any]] = {}
 
 
-def launch(options: dict[str, str], name: str, script: str | None = None) -> Launch:
-    """Reads the launcher's options and its configuration file.
+def launch(options: dict[str, str], name: str, script: str | None = None,
+           known: Mapping[str, Mapping[str, Any]] = NO_CONFIGS) -> Launch:
+    """Reads the launcher's options and its configuration file, which may be one of ``known`` by its name.
 
     The number of processes in the file is added to ``options``.
 
@@ -49,9 +51,9 @@ def launch(options: dict[str, str], name: str, script: str | None = None) -> Lau
                          "accelerate stops at fewer than 2: leave it out")
     path = options.get("config_file")
     found_at = beside(path, script) if path else None
-    if path and not found_at:
+    if path and not found_at and path not in known:
         raise InputError(f"{name}: --config_file names {quoted(path, 200)}, and there is no such file")
-    document = _file(found_at) if found_at else {}
+    document = _file(found_at) if found_at else known.get(path or "", {})
     where, blamed = f"--config_file {path}" if path else "accelerate launch", path or name
     distributed_type = _distributed_type(options, document, blamed)
     if distributed_type == "NO":

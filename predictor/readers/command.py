@@ -53,8 +53,9 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
     """
     command = parse(words, name)
     if command is None:
-        raise InputError(f"{name}: {quoted(' '.join(words), 80)} starts no training that can be read: give a launcher "
-                         "(deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli or axolotl")
+        raise NotPredicted(f"{name}: {quoted(' '.join(words), 80)} starts no training that can be read: give a "
+                           "launcher (deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli, "
+                           "axolotl or trl")
     if RLHF.fullmatch(command.program):
         raise NotPredicted(f"{name}: {command.program} is not supported: supervised training with next-token loss "
                            "(swift sft, swift pt) is predicted")
@@ -90,7 +91,7 @@ def from_script(text: str, name: str, path: str) -> UserInput:
         if shell_expansion.LEFT.match(first) and _trains(Command(program="python", words=line.words)):
             raise InputError(f"{name}: {quoted(first)} starts a training: {shell_expansion.why(first, line.unknown)}")
     if not training:
-        raise InputError(f"{name}: no line starts a training that can be read: give the command itself after --")
+        raise NotPredicted(f"{name}: no line starts a training that can be read: give the command itself after --")
     line, _ = training
     return replace(from_words(line.words, name, path, line.exported, line.unknown), text=text)
 

@@ -44,23 +44,37 @@ class Trainer:
 
 TRL = re.compile(r"(^|[/.\s])trl([/.\s]|$)")
 """TRL's own package in a module, a path or a command."""
-TRL_MESSAGE = ("TRL's SFTConfig, or another of TRL's: it has defaults of its own (gradient_checkpointing, bf16, "
-               "max_length 1024), and a loss of its own, which is not predicted")
-"""Name of TRL's trainers in messages. TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
+SFT = re.compile(r"trl sft|trl\.scripts\.sft|(.*/)?(trl|examples)/scripts/sft\.py|"
+                 r"((.*/)?examples/scripts/)?sft_vlm\.py", re.DOTALL)
+"""Programs that train with TRL's SFTTrainer as its own scripts do, which a format reads."""
+TRL_SFT = ("TRL's SFTConfig, which has defaults of its own (gradient_checkpointing, bf16, max_length 1024) and a loss "
+           "of its own")
+TRL_OTHERS = ("another of TRL's trainers than SFTTrainer: its loss, and the models and samples beside it, are not "
+              "predicted")
+"""Names of TRL's trainers in messages. TRL 1.16, trainer/sft_config.py and sft_trainer.py (``compute_loss``)."""
+LLAVA_NEXT = "a trainer of LLaVA-NeXT's own repository, which trains LLaVA-OneVision"
 TRAINERS: Mapping[str, Trainer] = {
-    TRL_MESSAGE: Trainer(
-        _names("trl open_r1"),
-        _names("""sft sft_vlm* sft_gemma* sft_gpt_oss* sft_video_llm sft_nemotron* sft_tiny_aya* run_sft nash_md
-               reward_modeling reward_trainer gold distillation async_distillation"""),
-        _names("trl vsft dpo grpo gspo rloo ppo kto orpo cpo simpo xpo bco prm gkd mpo rlhf"),
+    LLAVA_NEXT: Trainer(flags=_names("""mm_tunable_parts mm_vision_tower_lr mm_spatial_pool_mode mm_spatial_pool_stride
+        mm_resampler_type image_grid_pinpoints image_crop_resolution image_split_resolution unfreeze_mm_vision_tower
+        unfreeze_language_model model_class_name tune_mm_vision_resampler vision_tower_pretrained mm_newline_position
+        frames_upbound group_by_varlen group_by_modality_length_auto rope_scaling_factor""")),
+    TRL_OTHERS: Trainer(
+        _names("open_r1"),
+        _names("nash_md reward_modeling reward_trainer gold distillation async_distillation"),
+        _names("dpo grpo gspo rloo ppo kto orpo cpo simpo xpo bco prm gkd mpo rlhf reward"),
+        _names("""max_prompt_length max_completion_length num_generations precompute_ref_log_probs sync_ref_model
+               ref_model_mixup_alpha generate_during_eval disable_dropout desirable_weight undesirable_weight
+               reward_weights reward_model_path teacher_model_name_or_path center_rewards_coefficient
+               missing_eos_penalty cpo_alpha simpo_gamma use_vllm vllm_mode vllm_gpu_memory_utilization
+               log_completions""")),
+    TRL_SFT: Trainer(
+        _names("trl"),
+        _names("""sft sft_vlm* sft_gemma* sft_gpt_oss* sft_video_llm sft_nemotron* sft_tiny_aya* run_sft"""),
+        _names("trl vsft"),
         _names("""packing packing_strategy eval_packing padding_free completion_only_loss assistant_only_loss
                dataset_text_field dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
                chat_template_path truncation_mode activation_offloading model_init_kwargs use_bnb_nested_quant
-               bnb_4bit_quant_storage lora_target_parameters ignore_bias_buffers max_prompt_length
-               max_completion_length num_generations precompute_ref_log_probs sync_ref_model ref_model_mixup_alpha
-               generate_during_eval disable_dropout desirable_weight undesirable_weight reward_weights
-               reward_model_path teacher_model_name_or_path center_rewards_coefficient missing_eos_penalty cpo_alpha
-               simpo_gamma use_vllm vllm_mode vllm_gpu_memory_utilization log_completions""")),
+               bnb_4bit_quant_storage lora_target_parameters ignore_bias_buffers"""), form="trl"),
     "LLaMA-Factory": Trainer(_names("llamafactory llmtuner"), flags=_names("stage+template"), form="llamafactory"),
     "ms-swift": Trainer(_names("swift"), flags=_names("tuner_backend"), form="swift"),
     "axolotl": Trainer(_names("axolotl"), form="axolotl"),
@@ -86,6 +100,26 @@ Sources: TRL 1.16 (scripts, examples, and fields of its configurations that ``Tr
 repositories of Qwen2.5-VL and InternVL, and transformers' examples without the Trainer."""
 INSTEAD = "name the values by options instead, or use peakcast learn"
 ALL_THE_SAME = "; or --from-format transformers, if its Trainer trains this all the same"
+
+
+def is_sft(user_input: UserInput) -> bool:
+    """True for TRL's own scripts of supervised fine-tuning, and for ``trl sft``."""
+    return bool(SFT.fullmatch(user_input.program))
+
+
+REFUSED_BY_FORMAT = {"trl": TRL_OTHERS, "llava": LLAVA_NEXT}
+"""Format -> a trainer whose scripts have its marks, and are not read by it."""
+
+
+def check_of_format(name: str, user_input: UserInput) -> None:
+    """Rejects a script of a trainer that a format does not read, though it has its marks.
+
+    Raises:
+        InputError: names the sign that the trainer was recognised by.
+    """
+    what, who = _recognised(user_input) or ("", "")
+    if who and who == REFUSED_BY_FORMAT.get(name):
+        raise NotPredicted(f"{user_input.name}: {what} trains with {who}: {INSTEAD}")
 
 
 def check(user_input: UserInput, *, by_user: bool) -> None:
@@ -116,4 +150,6 @@ def _recognised(user_input: UserInput) -> tuple[str, str] | None:
                *((script, who) for who, trainer in tests if trainer.is_named(stem)),
                *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, trainer in tests
                  for name in sorted(trainer.flags) if flags.keys() >= set(name.split("+")))]
+    if matches and matches[0][1] == TRL_SFT and TRAINERS[TRL_OTHERS].is_named(stem):
+        return matches[0][0], TRL_OTHERS
     return matches[0] if matches else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
+from predictor.common.errors import NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Number, Whole
 from predictor.model import hub
@@ -119,12 +121,13 @@ def rules(reading: Reading) -> None:
     if reading["config_name"] not in (None, reading["model_name_or_path"]):
         raise reading.wrong("config_name", f"is {quoted(reading['config_name'])}, not the model: give it as the model "
                                            "if the weights are initialised from it, or leave it out")
+    _own_switches(reading)
     if reading["use_peft"]:
         reading.note("use_peft, of TRL's ModelConfig: a script that trains with TRL's SFTConfig has "
                      "gradient_checkpointing and bf16 on where they are not given, and keeps no logits of all tokens: "
                      "it needs less")
         trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"),
-                     targets=_targets(reading, name), by=("use_peft", "lora_target_modules"))
+                     targets=targets(reading, name), by=("use_peft", "lora_target_modules"))
         if hub.parts(name):
             trainer.freeze_projector(reading, name, "use_peft")
     else:
@@ -139,13 +142,43 @@ def rules(reading: Reading) -> None:
         reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))
 
 
-def _targets(reading: Reading, name: str) -> tuple[str, ...]:
+OWN_SWITCHES = re.compile(r"lora|adapter|peft|freez|quant|tune_|tunable|train_vision|train_mm|\bbits$|_bits$|4bit|8bit")
+"""Parts of names by which scripts of their own call switches for what trains, and in how many bits."""
+
+
+OFF_WORDS = ("false", "0", "no", "none", "16")
+
+
+def _own_switches(reading: Reading) -> None:
+    """Refuses flags of a script of its own that say what trains: a prediction without them is another job's.
+
+    Raises:
+        NotPredicted: there is such a flag, and no option says what trains.
+    """
+    if reading.input.options.keys() & {"recipe", "trainable", "frozen", "lora", "quantization"}:
+        return
+    given = {f"--{name.replace('-', '_')}": str(item).lower() for name, item in reading.input.values.items()}
+    own = [flag for flag in reading.foreign if OWN_SWITCHES.search(flag) and given.get(flag) not in OFF_WORDS]
+    if not reading["use_peft"]:
+        own += [reading.called(name) for name in PEFT if name.startswith(("lora", "use_")) and name in reading.values
+                and reading.values[name] and name != "use_peft"]
+    if own:
+        raise NotPredicted(f"{reading.input.name}: {', '.join(own)}: what they make of the model is the script's own "
+                           "choice: say what trains with --recipe, --lora, --frozen or --quantization")
+
+
+def targets(reading: Reading, name: str) -> tuple[str, ...]:
+    """The layers that get adapters: those that are named, or peft's default for the model.
+
+    Raises:
+        InputError: none are named, and peft has no default.
+    """
     config = hub.config(name)
-    targets = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
-    if not targets:
+    named = reading["lora_target_modules"] or (config and ADAPTED.get(config.document["model_type"]))
+    if not named:
         raise reading.wrong("lora_target_modules", "is not given, and peft has no default for this model: name layers, "
                                                    "or all-linear")
-    return targets
+    return named
 
 
 OWN: Mapping[str, Own] = {

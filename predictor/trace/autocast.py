@@ -48,7 +48,7 @@ def prepare(model, dtype: str, device: str = STAND_IN) -> None:
 
     ``dtype`` is ``bf16`` or ``fp16``.
     """
-    run = torch.autocast(device, dtype=getattr(torch, TORCH_NAMES[dtype]))(type(model).forward)
+    run = torch.autocast(device, dtype=getattr(torch, TORCH_NAMES[dtype]))(model.forward.__func__)
     model.forward = MethodType(lambda self, *args, **kwargs: _widened(run(self, *args, **kwargs)), model)
 
 

@@ -28,6 +28,22 @@ def _filled(runs: list[int]) -> int:
     return sum(runs) + (len(runs) if len(runs) > 1 else 0)
 
 
+def _collated(batch: dict[str, torch.Tensor], padding: str) -> dict[str, torch.Tensor]:
+    """A text batch as TRL's collators make it (TRL 1.16, trainer/sft_trainer.py): all tokens that are not padding are
+    labels, those of images too; a row of packed samples has their bounds, other batches have a mask of all tokens."""
+    batch = {**batch, "labels": batch["input_ids"].clone()}
+    if padding == "packed":
+        row = _padded(batch, padding)
+        starts = (row["position_ids"][0] == 0).nonzero().flatten()
+        bounds = torch.cat([starts, torch.tensor([row["position_ids"].shape[1]])]).to(torch.int32)
+        numbers = torch.repeat_interleave(torch.arange(len(starts), dtype=torch.int32), bounds.diff())[None]
+        return row | {"cu_seq_lens_q": bounds, "seq_idx": numbers}
+    batch = _padded(batch, padding)
+    mask = batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    batch["labels"][mask == 0] = -100
+    return batch
+
+
 def _padded(batch: dict[str, torch.Tensor], padding: str) -> dict[str, torch.Tensor]:
     """Applies ``padding`` to a text batch: ``right`` masks the last token of each sample, ``packed`` puts all samples
     in one row."""
@@ -117,7 +133,7 @@ class Inputs:
         models/qwen3_vl/processing_qwen3_vl.py, replace_video_token)."""
         return self.config.document["model_type"].startswith("qwen3_vl")
 
-    def batch(self, shape: Shape, padding: str) -> dict[str, torch.Tensor]:
+    def batch(self, shape: Shape, padding: str, loss: str = "") -> dict[str, torch.Tensor]:
         """The model's inputs, by name: integers on the CPU with real values, floats on meta.
 
         Token ids and labels are int64 [batch, sequence]. Each sample has one text token, then its images with a text
@@ -140,6 +156,9 @@ class Inputs:
             images_and_tiles = pixels["pixel_values"].shape[1:3]
             batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *images_and_tiles,
                                                        dtype=torch.int64)
+        if loss:  # processors make pictures of fp32, which no loop of TRL's casts
+            return _collated(batch, padding) | {
+                name: values.float() if values.is_floating_point() else values for name, values in pixels.items()}
         return _padded(batch, padding) | pixels
 
     def _text(self, shape: Shape, samples: list[list[Size | None]]) -> dict[str, torch.Tensor]:

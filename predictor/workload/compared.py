@@ -102,7 +102,7 @@ FEATURES: dict[str, Line] = {
     "a model from code": Line(
         lambda k: code_names.is_code_name(k["model"]),
         {"recipe": ("finetune", "full"), "lora": (None,), "quantization": (None,), "padding": ("none",),
-         "image_size": (None,), "use_liger_kernel": (False,), "attn_implementation": ("sdpa",),
+         "image_size": (None,), "use_liger_kernel": (False,), "loss": ("model",), "attn_implementation": ("sdpa",),
          "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
          "tensor_parallel_size": (1,)},
         (TRUTH.format("code_models") + MEASURED,)),
@@ -116,6 +116,14 @@ FEATURES: dict[str, Line] = {
         (TRUTH.format("checkpointing") + MEASURED, RECIPES.format("activation offload"))),
     "use_liger_kernel": Line(
         lambda k: k["use_liger_kernel"], BF16 | {"offload": (None,)}, (TRUTH.format("liger") + MEASURED,)),
+    "loss trl_sft": Line(
+        lambda k: k["loss"] == "trl_sft",
+        {"mode": ("training",), "dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"),
+         "engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
+         "quantization": (None,), "tensor_parallel_size": (1,), "use_liger_kernel": (False,),
+         "gradient_checkpointing_kwargs.offload": (None, False), "per_device_eval_batch_size": (None,),
+         "keep_outputs": ("none",), "zero_grad": ("after_step",)},
+        (TRUTH.format("trl") + "::test_a_command_of_trl_needs_what_it_is_read_as",)),
     "flash_attention_2": Line(
         lambda k: k["attn_implementation"] == "flash_attention_2", BF16 | {"offload": (None,)},
         (TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted",)),

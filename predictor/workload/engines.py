@@ -39,13 +39,11 @@ DDP_DEFAULTS: Mapping[str, Any] = {"bucket_cap_mb": None, "gradient_as_bucket_vi
 # the watchdog has seen it complete. The prediction releases them before the buckets are rebuilt.
 _STASHED = ("DDP's first bucket holds every gradient; where the host runs ahead of the GPU, it lives on through the "
             "forward that follows the first backward, and the peak may be higher by up to that")
-# torch 2.11, nn/parallel/distributed.py, _DDPSink, and reducer.cpp, should_rebuild_buckets. Under the Trainer on
-# emulated GPUs (GPT-2, two ranks: fp32 and bf16 autocast, 256 and 1,024 tokens, 4 and 12 layers, with checkpointing and
-# with LoRA) the difference was the labels, still alive when the outputs are cloned, and local_used_map_. The reserved
-# bytes were equal.
-UNUSED_PARAMETERS_NOTE = ("ddp find_unused_parameters: DDP clones the outputs and never makes its buckets anew; "
-                          "measured peaks were higher by 8 bytes a token and 4 a tensor that trains, reserved bytes "
-                          "the same")
+# torch 2.11, nn/parallel/distributed.py, _DDPSink. Under the Trainer on emulated GPUs (GPT-2, two ranks: fp32 and bf16
+# autocast, 256 and 1,024 tokens, 4 and 12 layers, with checkpointing and with LoRA) the difference was the labels,
+# still alive when the outputs are cloned. The reserved bytes were equal.
+UNUSED_PARAMETERS_NOTE = ("ddp find_unused_parameters: DDP clones the outputs; measured peaks were higher by 8 bytes a "
+                          "token, reserved bytes the same")
 _AUTOCAST = ("accelerate's mixed_precision runs the forward under autocast besides, and makes its outputs fp32: of it "
              "only what fully_shard casts (param_dtype) is predicted")
 

@@ -50,7 +50,7 @@ ALSO_CALLED = {
     "gpus": "data_parallel_size", "num_gpus": "data_parallel_size", "world_size": "data_parallel_size",
     "num_processes": "data_parallel_size",
     "model_name_or_path": "model", "capacity": "capacity_bytes", "zero": "zero_stage",
-    "liger": "use_liger_kernel", "loss": "use_liger_kernel",
+    "liger": "use_liger_kernel", "loss_type": "loss",
     "bs": "per_device_train_batch_size", "batch": "per_device_train_batch_size", "mbs": "per_device_train_batch_size",
     "train_batch_size": "per_device_train_batch_size", "bsz": "per_device_train_batch_size",
     "b": "per_device_train_batch_size", "micro_batch": "per_device_train_batch_size", "4bit": "quantization",
@@ -300,6 +300,8 @@ class Keys:
         Patterns(), (), "compute", "module paths, such as *language_model*: only their layers are recomputed")
     use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
                                  "cross entropy, as the Trainer applies them")
+    loss: str = key(Choice(("model", "trl_sft")), "model", "compute", "trl_sft: as TRL's SFTTrainer computes it since "
+                    "release 1.16: log-probabilities of the labels in tiles, without logits of all tokens")
     torch_compile: None = key(NotYetSupported("compiled models allocate differently; leave it out"), None, "compute",
                               "")
 
@@ -384,6 +386,8 @@ class Keys:
 
 KEYS = {entry.name: entry for entry in fields(Keys)}
 DEFAULTS = {name: entry.metadata["default"] for name, entry in KEYS.items()}
+OF_ONE_TRAINER = ("loss",)
+"""Keys that one trainer sets. Answers show them only where they are set."""
 
 
 def check_names(mapping: Mapping[Any, Any], source: str) -> None:

@@ -15,7 +15,7 @@ from predictor.common.value_types import thaw
 from predictor.workload import compared, contradictions, modes
 from predictor.workload.given_keys import GivenKeys
 from predictor.workload.key_problem import KeyProblem
-from predictor.workload.keys import KEYS, Keys, check_names
+from predictor.workload.keys import DEFAULTS, KEYS, OF_ONE_TRAINER, Keys, check_names
 from predictor.workload.value_sources import Source
 
 
@@ -114,8 +114,12 @@ class Workload(_Complete):
         contradictions.check(self.given.completed(), contradictions.NOT_PREDICTED)
 
     def resolved(self) -> dict[str, Any]:
-        """All keys of its mode with their values and defaults, as plain data: the content of a workload file."""
-        return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name)}
+        """All keys of its mode with their values and defaults, as plain data: the content of a workload file.
+
+        Keys of :data:`OF_ONE_TRAINER` are there only where they differ from their defaults.
+        """
+        return {name: thaw(getattr(self, name)) for name in KEYS if modes.has(self.mode, name) and (
+            name not in OF_ONE_TRAINER or getattr(self, name) != DEFAULTS[name])}
 
 
 Workload.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # which help() and editors show

@@ -25,12 +25,13 @@ def start() -> None:
         return
     _started = True
     settings = json.loads(os.environ[SETTING])
-    from calibrate.dryrun.hooks import fake_ranks, progress, random_weights, watcher
+    from calibrate.dryrun.hooks import fake_ranks, launchers, progress, random_weights, watcher
     from calibrate.dryrun.progress import Phase
 
     written = progress.Progress(settings["directory"] if settings["progress"] else None, settings["optimizer_steps"])
     written.write(Phase.IMPORTED)
     random_weights.start()
     if settings["world_size"] is not None:
+        launchers.start_one_process()
         fake_ranks.pretend(settings["rank"], settings["world_size"])
     watcher.start(settings["directory"], settings["optimizer_steps"], history=settings["history"], progress=written)

@@ -28,6 +28,7 @@ from predictor.trace.operators import (
     norms,
     products,
     reductions,
+    trl,
 )
 from predictor.trace.operators.call import Call
 
@@ -102,6 +103,10 @@ TABLE: dict[str, Callable[[Call], None]] = {
     **dict.fromkeys(("aten::im2col", "aten::col2im"), images.unfold),
     "liger::partials": liger.partials,
     "liger::logits": liger.logits,
+    "trl::tile": trl.tile,
+    "trl::rows": trl.rows,
+    "trl::words": trl.words,
+    "trl::multiply": trl.multiply,
     "flash_attn_2::forward": flash_attention.forward,
     "flash_attn_2::backward": flash_attention.backward,
 }

@@ -69,6 +69,49 @@ def test_a_command_acts_as_the_rank_that_is_named(command, capfd):
     assert (said["provenance"]["formula"]["rank"], said["provenance"]["formula"]["world_size"]) == (3, 8)
 
 
+DDP = f"""
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+assert (dist.get_rank(), os.environ["LOCAL_RANK"], torch.cuda.device_count()) == (0, "0", 1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear({MIB >> 10}, 1024, bias=False, device="cuda"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("launch", [
+    ("torchrun", "--nproc_per_node", "8"), ("accelerate", "launch", "--num_processes", "8", "--multi_gpu"),
+    ("deepspeed", "--include", "localhost:0,1,2,3,4,5,6,7")], ids=lambda words: words[0])
+def test_a_launcher_of_eight_starts_one_process_that_acts_as_one_of_them(tmp_path, capfd, launch):
+    (tmp_path / "train.py").write_text(DDP)
+    _, said = asked(capfd, "--", "OMP_NUM_THREADS=1", *launch, str(tmp_path / "train.py"))
+    assert (said["provenance"]["formula"]["rank"], said["provenance"]["formula"]["world_size"]) == (0, 8)
+
+
+def test_a_script_is_run_as_one_rank_of_those_that_it_starts(tmp_path, capfd):
+    (tmp_path / "train.py").write_text(DDP)
+    (tmp_path / "run.sh").write_text(f"GPUS=8\ntorchrun --nproc_per_node $GPUS {tmp_path}/train.py\n")
+    _, said = asked(capfd, "--from", str(tmp_path / "run.sh"))
+    assert said["provenance"]["formula"]["world_size"] == 8
+
+
+def test_a_number_of_ranks_that_is_not_known_is_asked_for(capfd):
+    assert error_of(capfd, "--run", "--", "torchrun", "--nproc_per_node", "$N", "train.py").endswith(
+        "or give --data-parallel-size")
+
+
+@pytest.mark.parametrize("command", [
+    ("python", "train.py", "--depth", "3"), ("torchrun", "--nproc_per_node", "8", "train.py"),
+    ("accelerate", "launch", "train.py"), ("deepspeed", "train.py"), ("uv", "run", "train.py")], ids=lambda words: words[0])
+def test_a_command_that_no_reader_knows_is_answered_by_the_command_that_runs_it(capfd, command):
+    assert error_of(capfd, "--gpu", "l4", "--", *command).endswith(
+        f"; peakcast predict --run --gpu l4 -- {' '.join(command)} would run it on an emulated GPU")
+
+
 def test_a_run_leaves_only_what_it_allocated(command, capfd, tmp_path):
     asked(capfd, *command)
     assert [path.suffix for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".npz"]

@@ -187,9 +187,24 @@ def test_a_scripts_own_flags_are_listed_and_slips_are_not():
         '--per_device_train_batchsize: transformers 5.17.0 has no such key (did you mean "per_device_train_batch_size"?)')
 
 
-@pytest.mark.parametrize("own", ["use_lora", "train_batch_size", "eval_batch_size", "model_dtype"])
+@pytest.mark.parametrize("own", ["train_batch_size", "eval_batch_size", "model_dtype"])
 def test_a_flag_of_words_that_known_ones_have_is_the_scripts_own(own):
     assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
+
+
+@pytest.mark.parametrize("own", ["use_lora True", "lora", "q_lora 1", "lora_r 8", "freeze_tower true", "train_vision_encoder True", "bits 4",
+                                 "lora_target_modules q_proj"])
+def test_a_flag_of_a_script_of_its_own_that_says_what_trains_is_refused_by_its_name(own):
+    assert error_of(words=["python", *TRAIN, *f"--{own}".split()]).startswith(f"the command: --{own.split()[0]}: what they make of the model")
+
+
+@pytest.mark.parametrize("off", ["use_lora False", "freeze_tower false", "bits 16"])
+def test_such_a_flag_that_is_off_is_listed(off):
+    assert f"what the script does with its own --{off.split()[0]}" in read(words=["python", *TRAIN, *f"--{off}".split()])[1].not_modelled
+
+
+def test_an_option_that_says_what_trains_takes_the_place_of_such_a_flag():
+    assert read(words=["python", *TRAIN, "--use_lora", "True"], options={"recipe": "lora"})[0]["recipe"] == "full"
 
 
 @pytest.mark.parametrize("slip", ["learning_rte", "gradient_acumulation_steps", "gradient_checkpointing_kwrags", "per_device_eval_batchsize"])
@@ -205,7 +220,7 @@ def test_a_flag_is_abbreviated_as_argparse_lets_it(flag, key):
     assert values[key] == 4 and f"--{flag.replace('-', '_')}" in {row.key: row for row in source.values}[key].names
 
 
-@pytest.mark.parametrize("own", ["model", "lora", "model_name"])
+@pytest.mark.parametrize("own", ["model", "model_name"])
 def test_a_beginning_of_several_keys_or_of_one_that_is_given_is_a_flag_of_the_script(own):
     assert f"what the script does with its own --{own}" in read(words=["python", *TRAIN, f"--{own}", "1"])[1].not_modelled
 
@@ -239,7 +254,7 @@ def test_an_abbreviation_of_a_key_that_the_launcher_decides_is_refused_by_name()
     *(({"output_dir": "x", "fsdp": said}, f'{{}}: fsdp has "{word}": of version 2 are full_shard, shard_grad_op and auto_wrap') for said, word in (
         ("fulll_shard", "fulll_shard"), ("no_shard", "no_shard"), (["hybrid_shard_zero2", "auto_wrap"], "hybrid_shard_zero2"))),
     ({"output_dir": "x", "fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}, "{}: fsdp is given, and so is deepspeed: keep one"),
-    ({"nothing": 1}, "{}: is in no known format: name one with --from-format (llava, llamafactory, swift, axolotl, deepspeed, transformers)"),
+    ({"nothing": 1}, "{}: is in no known format: name one with --from-format (llava, llamafactory, swift, axolotl, qwenvl, qwen_series, deepspeed, trl, transformers)"),
     ("- 1", "{}: holds no mapping of keys to values: give YAML, JSON, or a shell script (.sh)"),
     ({"mm_projector_type": "linear"}, '{}: mm_projector_type "linear" is not supported yet: use mlp2x_gelu, a projector of two layers'),
     ({"mm_projector_type": "mlp2x_gelu", "bits": 4}, "{}: bits is 4, but lora_enable is off: weights of 4 bits do not train"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -212,10 +213,38 @@ def test_weights_of_fp32_that_deepspeed_does_not_cast_are_predicted(tmp_path):
 FLAGS = "--model_name_or_path gpt2 --max_length 512 --use_peft --lora_r 8 --output_dir x"
 
 
-@pytest.mark.parametrize("program", ["accelerate launch --num_processes 8 trl/scripts/sft.py", "python -m trl.scripts.sft"])
-def test_trls_own_scripts_are_refused_by_name(program):
-    with pytest.raises(InputError, match=r"trl.scripts.sft(\.py)? trains with TRL's SFTConfig"):
-        readers.read(words=shlex.split(f"{program} {FLAGS}"))
+TRL_FLAGS = "--model_name_or_path gpt2 --output_dir x"
+
+
+@pytest.mark.parametrize(("flags", "keys"), [
+    ("", {"sequence_length": 1024, "gradient_checkpointing": True, "mixed_precision": "bf16", "dtype": "fp32", "recipe": "full", "engine": None}),
+    ("--fp16 --max_length 512", {"sequence_length": 512, "mixed_precision": "fp16"}),
+    ("--bf16 false --dtype bfloat16", {"mixed_precision": None, "dtype": "bf16"}),
+    ("--torch_dtype bfloat16 --attn_implementation eager", {"dtype": "bf16", "attn_implementation": "eager"}),
+    ("--packing", {"padding": "packed"}), ("--packing --packing_strategy wrapped", {"padding": None}),
+    ("--max_length none", {"sequence_length": None}), ("--loss_type chunked_nll", {"loss": "trl_sft"}),
+    ("--use_peft --lora_r 8", {"recipe": "lora", "lora": {"r": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": ["c_attn"]}}),
+    ("--model_init_kwargs {\"dtype\":\"bfloat16\"}", {"dtype": "bf16"}),
+    ("--accelerate_config zero2 --num_processes 4", {"data_parallel_size": 4, "engine": None, "mixed_precision": None, "dtype": "bf16"}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_trl_sft_is_read_with_its_own_defaults(flags, keys):
+    found, _ = readers.read(words=["trl", "sft", *TRL_FLAGS.split(), *flags.split()])
+    assert {name: found.get(name) for name in keys} == keys
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--loss_type dft", "weights of tokens"), ("--activation_offloading", "offloaded activations"), ("--load_in_4bit", "over quantized weights"),
+    ("--use_liger_kernel", "without its loss"), ("--model_init_kwargs {\"use_kernels\":true}", "has \"use_kernels\""),
+    ("--router_aux_loss_coef 0.1", "losses of routers")], ids=lambda value: value.split()[0])
+def test_what_is_not_predicted_of_trl_is_refused_by_its_flag(flags, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        readers.read(words=["trl", "sft", *TRL_FLAGS.split(), *flags.split()])
+
+
+def test_a_yaml_of_trl_is_read_with_the_flags_of_its_command(tmp_path):
+    (tmp_path / "sft.yaml").write_text("model_name_or_path: gpt2\nmax_length: 256\npacking: true\nenv:\n  A: b\n")
+    found, source = readers.read(words=shlex.split(f"trl sft --config {tmp_path}/sft.yaml --max_length 128"))
+    assert (found["sequence_length"], found["padding"], source.format) == (128, "packed", "trl")
 
 
 def test_what_trls_flags_of_another_script_may_mean_is_said():
@@ -264,3 +293,71 @@ def test_ms_swift_trains_in_the_half_of_the_models_own_dtype(tmp_path):
 def test_a_dtype_that_there_is_not_is_refused(tmp_path):
     with pytest.raises(InputError, match="job.yaml: torch_dtype must be one of auto, bf16, fp16, fp32, not \"bfloat61\""):
         of_file(tmp_path, GPT2 | {"torch_dtype": "bfloat61"})
+
+
+QWEN_OWN = "torchrun --nproc_per_node=8 qwenvl/train/train_qwen.py --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct --output_dir o --bf16"
+
+
+@pytest.mark.parametrize(("flags", "keys"), [
+    ("", {"sequence_length": 512, "optim": "adamw_torch", "image_size": 672, "attn_implementation": "sdpa", "sdpa_backend": "flash", "dtype": "bf16",
+          "frozen": ["*visual.patch_embed*", "*visual.blocks*", "*visual.merger*", "*language_model*"]}),
+    ("--tune_mm_llm True --tune_mm_mlp True --max_pixels 1003520", {"image_size": 1001, "frozen": ["*visual.patch_embed*", "*visual.blocks*"]}),
+    ("--tune_mm_llm True --tune_mm_mlp True --tune_mm_vision True", {"recipe": "full", "frozen": None}),
+    ("--lora_enable True", {"recipe": "lora", "frozen": ["*visual.merger*"],
+                            "lora": {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_qwen_vls_own_script_is_read_as_it_uses_its_flags(flags, keys):
+    found, source = readers.read(words=shlex.split(f"{QWEN_OWN} {flags}"))
+    assert {name: found.get(name) for name in keys} == keys and source.format == "qwenvl"
+
+
+def test_the_head_of_a_model_with_tied_weights_is_frozen_with_its_language_model():
+    found, _ = readers.read(words=shlex.split(QWEN_OWN.replace("7B", "3B")))
+    assert not [pattern for pattern in found["frozen"] if "lm_head" in pattern]
+
+
+SERIES = "deepspeed --num_gpus 8 src/train/train_sft.py --model_id Qwen/Qwen2.5-VL-3B-Instruct --bf16 True --output_dir o --max_seq_length 4096"
+
+
+@pytest.mark.parametrize(("flags", "keys"), [
+    ("--use_liger False", {"recipe": "full", "sdpa_backend": "flash", "use_liger_kernel": False, "image_size": 3584}),
+    ("--disable_flash_attn2 True --freeze_vision_tower True", {"recipe": "finetune", "attn_implementation": "sdpa", "use_liger_kernel": True}),
+    ("--lora_enable True --freeze_llm True --lora_namespan_exclude ['lm_head','embed_tokens']", {
+        "recipe": "lora", "trainable": ["*visual.patch_embed*", "*visual.blocks*"], "frozen": None}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_the_script_of_the_qwen_vl_series_is_read_as_it_uses_its_flags(flags, keys):
+    found, source = readers.read(words=[*shlex.split(SERIES), *flags.split()])
+    assert {name: found.get(name) for name in keys} == keys and source.format == "qwen_series"
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ("--lora_enable True", "freeze_llm is off beside lora_enable"), ("--lora_enable True --freeze_llm True", "lacks lm_head and embed_tokens"),
+    ("--lora_enable True --freeze_llm True --vision_lora True", "adapters of all layers of the tower"), ("--bits 4", "quantized weights of this script")])
+def test_what_is_not_predicted_of_the_series_is_refused_by_its_flag(flags, said):
+    with pytest.raises(InputError, match=said):
+        readers.read(words=shlex.split(f"{SERIES} {flags}"))
+
+
+PASTED = json.loads((EXAMPLES / "pasted_commands.json").read_text())
+
+
+@pytest.fixture
+def pasted_files(tmp_path, monkeypatch):
+    for name, text in PASTED["files"].items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("case", PASTED["commands"], ids=lambda case: case["from"])
+def test_a_command_as_people_paste_it_is_read_as_it_trains_or_refused_with_the_command_that_runs_it(pasted_files, case, capfd):
+    words = shlex.split(case["command"])
+    if case["answer"] == "run":
+        assert main(["predict", *shlex.split(case["options"]), "--", *words]) == 2
+        assert "would run it on an emulated GPU" in capfd.readouterr().err
+    else:
+        found, source = readers.read(words=words)
+        assert {"format": source.format, **{name: found.get(name) for name in case["keys"]}} == {"format": case["format"], **case["keys"]}
+
+
+def test_of_25_pasted_commands_at_most_8_are_left_to_a_run():
+    assert len(PASTED["commands"]) == 25 and sum(case["answer"] == "run" for case in PASTED["commands"]) <= 8
