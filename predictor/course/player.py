@@ -74,7 +74,7 @@ class Player:
                 run has allocated it yet.
             empties_cache: whether the loop empties the cache before backward (``torch_empty_cache_steps``).
         """
-        missing = [one for one in first_only if one.name not in self._kept]
+        missing = [one for one in first_only if one.name not in self._kept and one.name not in part.made]
         new = self._new(len(part.made) + len(missing))
         used, freed = self._used(part)
         self._make_room(part.own)

@@ -107,8 +107,7 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
             if index == count - 1:
                 parts.append(run.optimizer_step(number))
             for part in parts:
-                shortage = player.play(part, sizes, run.first_only(part) if number > 1 or index else (),
-                                       empties_cache=empties)
+                shortage = player.play(part, sizes, run.first_only(part), empties_cache=empties)
                 if shortage:
                     note()
                     drawn = step.batches[index][place % len(step.batches[index])]
