@@ -39,8 +39,8 @@ class Counters(Structure):
 
     _fields_ = [(name, c_int64) for name in (
         "requested", "allocated", "reserved", "pending", "peak_requested", "peak_allocated", "peak_reserved",
-        "peak_active", "segments", "retries", "ooms", "used", "refusals", "grants", "returns", "peak_at", "reserved_at_peak", "failed_at",
-        "tried", "failed_request")]
+        "peak_active", "segments", "retries", "ooms", "used", "refusals", "grants", "returns", "peak_at",
+        "reserved_at_peak", "failed_at", "tried", "failed_request")]
 
 
 def is_available() -> bool:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.value_types import thaw
+from predictor.course.course import Course
 from predictor.events.events import Factor, Moment
 from predictor.workload.value_sources import Source
 
@@ -377,6 +378,7 @@ class Prediction:
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
+        course: the steps of a training over a dataset; None unless they were simulated.
     """
 
     workload: Mapping[str, Any]
@@ -413,6 +415,7 @@ class Prediction:
     cautions: tuple[Caution, ...] = ()
     remedies: tuple[Remedy, ...] | None = None
     assumptions: tuple[str, ...] = ()
+    course: Course | None = None
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -502,6 +505,7 @@ class Prediction:
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
             "maximum_load": None if self.maximum_load is None else asdict(self.maximum_load),
+            "course": None if self.course is None else self.course.to_json(),
             "gpus": None if self.gpus is None else [asdict(share) for share in self.gpus],
             "assumptions": list(self.assumptions),
             "cautions": [asdict(caution) for caution in self.cautions],

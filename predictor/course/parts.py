@@ -5,8 +5,8 @@ of the first step's parts in its first step, of the second's in its second, and 
 engine allocates alike in all later steps. Buffers that live beyond their part are known by a name that is the same in
 the runs of all shapes, so that a part frees what a part of another run has allocated.
 
-The reference loop keeps one batch for the whole run. In a course each micro-step moves its own batch to the GPU, and the
-batch before is freed when all of the new one is there, as ``batch = {name: tensor.cuda() …}`` does.
+The reference loop keeps one batch for the whole run. In a course each micro-step moves its own batch to the GPU, and
+the batch before is freed when all of the new one is there, as ``batch = {name: tensor.cuda() …}`` does.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class CutRun:
         places = list(self._bounds)
         outlives = (self._born != self._freed) & (self._born >= 0) & ~self._inputs
         made = events.buffer[events.kind == EventType.ALLOCATE]
-        counts: Counter[Name] = Counter()
+        counts: Counter[tuple[int, Name]] = Counter()
         names: dict[int, Name] = {}
         for row in made[outlives[made]].tolist():
             part = int(self._born[row])
@@ -216,8 +216,8 @@ class CutRun:
             kind = "start" if not step else "optimizer" if place == self._micro_steps else min(place, 1)
             name = (kind, events.names[buffers.module[row]], events.names[buffers.operator[row]],
                     int(buffers.factor[row]))
-            names[row] = (*name, counts[part, *name])
-            counts[part, *name] += 1
+            names[row] = (*name, counts[part, name])
+            counts[part, name] += 1
         return names
 
     # the parts --------------------------------------------------------------------------------------------------

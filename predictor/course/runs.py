@@ -56,12 +56,11 @@ class BatchRuns:
     Args:
         workload: its batch is the largest of the course; its sequence length cuts longer samples.
         samples: tokens and images of each sample; images of text models are left out.
-        limit_bytes: bytes that PyTorch can reserve, which some engines look at; None for no limit.
+        progress: shows the shapes that are traced.
     """
 
-    def __init__(self, workload: Workload, samples: Samples, limit_bytes: int | None = None,
-                 progress: Progress | None = None) -> None:
-        self.workload, self.samples, self.limit_bytes = workload, samples, limit_bytes
+    def __init__(self, workload: Workload, samples: Samples, progress: Progress | None = None) -> None:
+        self.workload, self.samples = workload, samples
         self._config, self._progress = models.find(workload.model), progress
         self._media = self._config.kind is Modality.IMAGE_TEXT
         self._requests: dict[Hashable, Request] = {}
@@ -86,25 +85,37 @@ class BatchRuns:
         Raises:
             InputError: a batch cannot be predicted, or more than :data:`MOST_FORMULAS` formulas are missing.
         """
-        distinct = list(dict.fromkeys(batches))
-        missing = dict.fromkeys(self._kind(batch) for batch in distinct
-                                if training_job.needs_trace(self._request(batch)))
-        if len(missing) > MOST_FORMULAS:
-            raise InputError(f"samples: their batches are of {len(missing)} kinds whose formulas must be traced, more "
-                             f"than {MOST_FORMULAS}: give fewer steps, or image_sizes rounded to fewer sizes")
-        for batch in distinct:
+        new = [batch for batch in dict.fromkeys(batches) if batch not in self._known]
+        kinds: dict[Hashable, Batch] = {}
+        for batch in new:
+            kinds.setdefault(self._kind(batch), batch)
+        missing = sum(training_job.needs_trace(self._request(batch)) for kind, batch in kinds.items()
+                      if kind not in self._jobs)
+        if missing > MOST_FORMULAS:
+            raise InputError(f"samples: their batches are of {missing} kinds whose formulas must be traced, more than "
+                             f"{MOST_FORMULAS}: give fewer steps, or image_sizes rounded to fewer sizes")
+        for batch in new:
             self.job(batch)
 
     def job(self, batch: Batch) -> Job:
         """The job of a batch of this kind; its shape may be that of another batch."""
         return self._found(batch)[1]
 
-    def of(self, batch: Batch, rank: int) -> tuple[CutRun, Callable[[np.ndarray], np.ndarray]]:
-        """The run of a batch on a rank, and the function that gives the bytes of rows of its buffers."""
+    def exact_job(self, batch: Batch) -> Job:
+        """The job of this batch, at its own shape."""
+        return training_job.job_of_request(self._request(batch), self._progress)
+
+    def of(self, batch: Batch, rank: int,
+           limit_bytes: int | None) -> tuple[CutRun, Callable[[np.ndarray], np.ndarray]]:
+        """The run of a batch on a rank, and the function that gives the bytes of rows of its buffers.
+
+        Args:
+            limit_bytes: bytes that PyTorch can reserve, which some engines look at; None for no limit.
+        """
         kind, job = self._found(batch)
-        key = kind, rank
+        key = kind, rank, limit_bytes
         if key not in self._runs:
-            self._runs[key] = CutRun(job.composed(self.limit_bytes, rank), job.formula.micro, job.setup.micro_steps)
+            self._runs[key] = CutRun(job.composed(limit_bytes, rank), job.formula.micro, job.setup.micro_steps)
         run = self._runs[key]
         return run, partial(self._bytes, run.events, self._rows(run.events, kind, job, batch.shape),
                             corrections.coefficients(job.profile))

@@ -60,6 +60,11 @@ class OutOfMemoryAt:
     batch: Batch | None
     shortage: Shortage
 
+    @property
+    def order(self) -> tuple[int, int]:
+        """By which failures of ranks are compared: step and micro-step."""
+        return self.step, self.micro_step
+
 
 @dataclass(frozen=True, eq=False)
 class RankCourse:
@@ -76,11 +81,11 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
     """Plays the steps of a rank until they end, or one runs out of memory.
 
     Args:
-        runs: composed for the device's limit.
         empty_cache_steps: transformers' ``torch_empty_cache_steps``: before backward the cache is emptied in each step
             after a multiple of so many (5.17, trainer.py, ``training_step``).
     """
-    player, rows = Player(device), []
+    player = Player(device)
+    rows: list[list[int]] = []
     place = runs.place(rank)
     batches = [[runs.batch(indices[place % len(indices)]) for indices in step.batches] for step in steps]
 
@@ -93,7 +98,7 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
         rows.append([getattr(state, name) for name in COLUMNS])
         player.reset_peaks()
 
-    run, sizes = runs.of(batches[0][0], rank)
+    run, sizes = runs.of(batches[0][0], rank, device.limit_bytes)
     shortage = player.play(run.start, sizes)
     note()
     if shortage:
@@ -102,7 +107,7 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
         number, count = len(rows), len(of_step)
         empties = bool(empty_cache_steps) and (number - 1) % (empty_cache_steps or 1) == 0
         for index, batch in enumerate(of_step):
-            run, sizes = runs.of(batch, rank)
+            run, sizes = runs.of(batch, rank, device.limit_bytes)
             parts = [run.micro_step(number, index, count)]
             if index == count - 1:
                 parts.append(run.optimizer_step(number))

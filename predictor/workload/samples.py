@@ -4,8 +4,8 @@
     lengths.csv     tokens,images                       this is the first line
     lengths.json    [812, 1377, …] or [{"tokens": 812, "images": 1}, …]
 
-Where pictures differ in size, ``image_sizes`` takes the place of ``images``: ``["768x1024", "640x480"]`` in JSON, height
-times width in pixels, and ``768x1024 640x480`` in CSV.
+Where pictures differ in size, ``image_sizes`` takes the place of ``images``: ``["768x1024", "640x480"]`` in JSON,
+height times width in pixels, and ``768x1024 640x480`` in CSV.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A course of the reference loop: each micro-step has its own batch, and the counters are read after every step.
 
-The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), and ``steps``, each
-a list of micro-batches with ``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
+The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), and ``steps``,
+each a list of micro-batches with ``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     workload = Workload.from_mapping(task["workload"])
     model = reference_loop.build_model(workload)
     config = Request.of(workload).config
+    assert config is not None  # a workload with a model
 
     def inputs(pictures: Any) -> Any:
         sizes = tuple(map(tuple, pictures)) or workload.image_sizes

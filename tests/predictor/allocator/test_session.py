@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.predictor.allocator.test_compiled import LIMITS, MIB, SETTINGS, sequence
 
 from predictor.allocator import AllocatorSettings, compiled
 from predictor.allocator.session import Session
 from predictor.allocator.simulate import Columns, Device, simulate
+from tests.predictor.allocator.test_compiled import LIMITS, MIB, SETTINGS, sequence
 
 
 def parts(events: Columns, cuts: list[int]) -> list[Columns]:
