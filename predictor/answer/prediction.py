@@ -476,7 +476,8 @@ class Prediction:
         return self.inference is not None and self.inference.paged is not None and not self.inference.paged.sequences
 
     def to_json(self) -> dict[str, Any]:
-        """The result JSON: every key is always present, and names of numbers end with their unit."""
+        """The result JSON: names of numbers end with their unit. Every key is always present but ``course``, which only
+        ``--steps`` and ``--epochs`` add."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
         for counter in ("requested", "allocated", "reserved", "device"):
             for name in (f"peak_{counter}_bytes", f"peak_{counter}_bytes_low", f"peak_{counter}_bytes_high"):
@@ -505,7 +506,6 @@ class Prediction:
             "source": self.source and self.source.to_json(),
             "inference": None if self.inference is None else asdict(self.inference),
             "maximum_load": None if self.maximum_load is None else asdict(self.maximum_load),
-            "course": None if self.course is None else self.course.to_json(),
             "gpus": None if self.gpus is None else [asdict(share) for share in self.gpus],
             "assumptions": list(self.assumptions),
             "cautions": [asdict(caution) for caution in self.cautions],
@@ -513,7 +513,7 @@ class Prediction:
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }
-        return document
+        return document if self.course is None else document | {"course": self.course.to_json()}
 
     def to_frame(self) -> pandas.DataFrame:
         """The factors at the peak by modality module, in bytes, as a pandas DataFrame (needs pandas).

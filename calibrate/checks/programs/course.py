@@ -53,7 +53,7 @@ def trained(task: Mapping[str, Any]) -> dict[str, Any]:
 def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> None:
     import torch
 
-    from calibrate.job import reference_loop
+    from calibrate.job import reference_loop, single_rank
     from calibrate.job.engines import ENGINES, Job
     from predictor.events.sizes import Shape
     from predictor.model import code_models, parser
@@ -79,7 +79,7 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     batches = [[(one.options, one.batch(Shape(*entry["shape"]), "right" if entry["padded"] else "none"))
                 for one, entry in micro_steps] for micro_steps in batches]  # while the model is on meta
     reference_loop.choose_attention(workload.sdpa_backend)
-    reference_loop.to_device(model)
+    model = reference_loop.placed(model, workload, None)
     forward, backward, step = ENGINES[workload.engine](
         Job(workload, task["rank"], model, facts, partial(reference_loop.to_device, model)))
     note()
@@ -87,14 +87,19 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     for number, micro_steps in enumerate(batches):
         for index, (options, tensors) in enumerate(micro_steps):
             at[:] = number + 1, index + 1
+            single_rank.settle()
             batch = {name: tensor.to("cuda") for name, tensor in reference_loop.on_host(tensors).items()}
             output = forward(**batch, **options)
             loss = code_models.loss_of(output)
-            del output
+            if workload.keep_outputs == "none":
+                del output
             if every and number % every == 0:  # transformers 5.17, trainer.py, training_step
                 torch.cuda.empty_cache()
             backward(loss)
-            del loss
+            if workload.keep_outputs == "backward":
+                del output
+            if workload.keep_outputs != "next_forward":
+                del loss
             step()
         note()
 
