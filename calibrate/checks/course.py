@@ -4,10 +4,10 @@
     python scripts/check.py course                # measures missing jobs, then the table: an hour
     python scripts/check.py course --table-only   # simulates the saved jobs again: traces formulas
 
-No GPU is needed. The jobs are in calibrate/checks/course.json: a workload, with ``samples`` (how lengths and pictures are
-drawn), ``steps``, and what else a course has. Those with ``capacity_bytes`` must run out of memory at the predicted step
-with the predicted batch, or survive if they have a cure. Measurements go to profiles/evidence/course.jsonl, one line per
-job. Jobs in that file are not run again. The table is profiles/pages/course.md.
+No GPU is needed. The jobs are in calibrate/checks/course.json: a workload, with ``samples`` (how lengths and pictures
+are drawn), ``steps``, and what else a course has. Those with ``capacity_bytes`` must run out of memory at the predicted
+step with the predicted batch, or survive if they have a cure. Measurements go to profiles/evidence/course.jsonl, one
+line per job. Jobs in that file are not run again. The table is profiles/pages/course.md.
 """
 
 from __future__ import annotations
@@ -195,12 +195,12 @@ def compared(row: Row) -> Comparison:
     measured, found = row["out_of_memory"], course.failure
     return Comparison(
         row, job.rank, len(steps) + abs(ours.shape[1] - theirs.shape[1]), first,
-        _failed(found.step, found.micro_step, found.shortage.requested_bytes) if found else "",
-        _failed(measured["step"], measured["micro_step"], measured["requested_bytes"]) if measured else "")
+        _failed(found.step, found.micro_step, found.shortage.tried_to_allocate_bytes) if found else "",
+        _failed(measured["step"], measured["micro_step"], measured["tried_to_allocate_bytes"]) if measured else "")
 
 
-def _failed(step: int, micro_step: int, requested_bytes: int) -> str:
-    return f"step {step}, micro-step {micro_step}, {requested_bytes:,} bytes"
+def _failed(step: int, micro_step: int, size_bytes: int) -> str:
+    return f"step {step}, micro-step {micro_step}, {size_bytes:,} bytes"
 
 
 def table(rows: list[Row], args: Namespace) -> Outcome:

@@ -25,10 +25,14 @@ Sizes = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Shortage:
-    """An allocation that ran out of memory: its origin, and what the allocator held, in bytes."""
+    """An allocation that ran out of memory: its origin, and what the allocator held, in bytes.
+
+    ``tried_to_allocate_bytes`` is the segment that the driver refused, as PyTorch's message has it.
+    """
 
     tag: Tag
     requested_bytes: int
+    tried_to_allocate_bytes: int
     allocated_bytes: int
     reserved_bytes: int
 
@@ -104,7 +108,7 @@ class Player:
         origin = np.insert(part.origin, at, ADDED)[failure.index]
         tag = part.tag(int(origin)) if origin != ADDED else self._tag(part, missing)
         error = failure.error
-        return Shortage(tag, error.requested_bytes, error.allocated_bytes, error.reserved_bytes)
+        return Shortage(tag, error.requested_bytes, error.tried_to_allocate_bytes, error.allocated_bytes, error.reserved_bytes)
 
     @staticmethod
     def _tag(part: Part, missing: Sequence[FirstOnly]) -> Tag:

@@ -46,7 +46,7 @@ def trained(task: Mapping[str, Any]) -> dict[str, Any]:
         _train(task, note, at)
     except torch.OutOfMemoryError:
         note()
-        error = {"step": at[0], "micro_step": at[1], "requested_bytes": refused[-1]}
+        error = {"step": at[0], "micro_step": at[1], "tried_to_allocate_bytes": refused[-1]}
     return counters.about() | {"rows": rows, "out_of_memory": error}
 
 
