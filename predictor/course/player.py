@@ -108,7 +108,8 @@ class Player:
         origin = np.insert(part.origin, at, ADDED)[failure.index]
         tag = part.tag(int(origin)) if origin != ADDED else self._tag(part, missing)
         error = failure.error
-        return Shortage(tag, error.requested_bytes, error.tried_to_allocate_bytes, error.allocated_bytes, error.reserved_bytes)
+        return Shortage(tag, error.requested_bytes, error.tried_to_allocate_bytes, error.allocated_bytes,
+                        error.reserved_bytes)
 
     @staticmethod
     def _tag(part: Part, missing: Sequence[FirstOnly]) -> Tag:

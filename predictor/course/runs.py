@@ -103,7 +103,7 @@ class BatchRuns:
 
     def exact_job(self, batch: Batch) -> Job:
         """The job of this batch, at its own shape."""
-        return training_job.job_of_request(self._request(batch), self._progress)
+        return training_job.job_of_request(Request.of(self._workload(batch), batch.shape), self._progress)
 
     def of(self, batch: Batch, rank: int,
            limit_bytes: int | None) -> tuple[CutRun, Callable[[np.ndarray], np.ndarray]]:
@@ -148,11 +148,15 @@ class BatchRuns:
         """The request of a batch. One workload stands for all batches that are padded alike and have equal pictures."""
         key = batch.padded, batch.pictures
         if key not in self._requests:
-            workload = self.workload.replace(sequence_length=batch.shape.sequence, **(
-                {"image_size": ",".join(f"{height}x{width}" for height, width in batch.pictures)}
-                if batch.pictures else {})).fill(padding="right" if batch.padded else "none")
-            self._requests[key] = Request.of(workload, batch.shape)
+            self._requests[key] = Request.of(self._workload(batch), batch.shape)
         return self._requests[key].at(batch.shape)
+
+    def _workload(self, batch: Batch) -> Workload:
+        """The workload of a batch."""
+        sizes = {"image_size": ",".join(f"{height}x{width}" for height, width in batch.pictures)}
+        return self.workload.replace(
+            sequence_length=batch.shape.sequence, per_device_train_batch_size=batch.shape.batch,
+            **(sizes if batch.pictures else {})).fill(padding="right" if batch.padded else "none")
 
     # sizes ------------------------------------------------------------------------------------------------------
 

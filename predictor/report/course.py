@@ -115,7 +115,8 @@ def _likely(course: Course, chance: Chance) -> str:
                "trainings do, with 95 % confidence."
     at = chance.failed_at
     when = f"at step {at[0]:,}" if len(at) == 1 else f"first at step {at[0]:,}, in the middle at {at[len(at) // 2]:,}"
-    return f"Of {chance.seeds} seeds {chance.failed} run out of memory within {of}, {when}: {interval}."
+    runs = "run" if chance.failed > 1 else "runs"
+    return f"Of {chance.seeds} seeds {chance.failed} {runs} out of memory within {of}, {when}: {interval}."
 
 
 def _drawn(course: Course) -> str:
