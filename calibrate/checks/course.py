@@ -48,7 +48,7 @@ COMPARED = COLUMNS[:7]
 """The columns of the program's rows."""
 SAVED = ("peak_requested_bytes", "peak_allocated_bytes", "allocated_bytes", "reserved_bytes")
 """The columns that the results file keeps."""
-OWN = ("samples", "steps", "sampling", "empty_cache_steps", "conf")
+OWN = ("samples", "steps", "sampling", "empty_cache_steps", "conf", "held")
 """Keys of a job that are not the workload's."""
 PICTURES = ((280, 280), (336, 504), (448, 448), (672, 448), (784, 588), (980, 700), (1288, 966))
 MERGED_SIDE = 28
@@ -97,7 +97,7 @@ class Job:
         """The simulated course."""
         device = Device(AllocatorSettings.parse(self.conf), self.workload.capacity)
         return simulate(self.runs, self.steps, self.rank, device,
-                        empty_cache_steps=self.keys.get("empty_cache_steps"))
+                        empty_cache_steps=self.keys.get("empty_cache_steps"), held=self.keys.get("held", 1))
 
     def measured(self) -> dict[str, Any]:
         """The course on the emulated GPU: the program's answer."""
@@ -105,7 +105,7 @@ class Job:
         batches = [[self.runs.batch(of_ranks[place % len(of_ranks)]) for of_ranks in step.batches]
                    for step in self.steps]
         task = {"workload": self.workload.resolved(), "rank": self.rank,
-                "empty_cache_steps": self.keys.get("empty_cache_steps"),
+                "empty_cache_steps": self.keys.get("empty_cache_steps"), "held": self.keys.get("held", 1),
                 "steps": [[{"shape": list(batch.shape), "padded": batch.padded, "pictures": batch.pictures}
                            for batch in of_step] for of_step in batches]}
         where = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)

@@ -74,6 +74,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class LoopVariant:
+    """The reserved peak of a job in one training loop, in bytes; None if it runs out of memory there."""
+
+    loop: str
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True)
 class Timeline:
     """Live requested bytes after each event, by factor, thinned for drawing.
 
@@ -379,6 +387,8 @@ class Prediction:
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
         course: the steps of a training over a dataset; None unless they were simulated.
+        loops: the reserved peak in other training loops, on the rank that reserves the most; None unless they were
+            simulated.
     """
 
     workload: Mapping[str, Any]
@@ -416,6 +426,7 @@ class Prediction:
     remedies: tuple[Remedy, ...] | None = None
     assumptions: tuple[str, ...] = ()
     course: Course | None = None
+    loops: tuple[LoopVariant, ...] | None = None
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -477,7 +488,7 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON: names of numbers end with their unit. Every key is always present but ``course``, which only
-        ``--steps`` and ``--epochs`` add."""
+        ``--steps`` and ``--epochs`` add, and ``loops``, which only ``--loops`` adds."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
         for counter in ("requested", "allocated", "reserved", "device"):
             for name in (f"peak_{counter}_bytes", f"peak_{counter}_bytes_low", f"peak_{counter}_bytes_high"):
@@ -513,7 +524,11 @@ class Prediction:
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }
-        return document if self.course is None else document | {"course": self.course.to_json()}
+        if self.course is not None:
+            document["course"] = self.course.to_json()
+        if self.loops is not None:
+            document["loops"] = [asdict(variant) for variant in self.loops]
+        return document
 
     def to_frame(self) -> pandas.DataFrame:
         """The factors at the peak by modality module, in bytes, as a pandas DataFrame (needs pandas).

@@ -307,7 +307,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
         return None
     if arguments.samples is None:
         raise InputError("--steps and --epochs need the dataset's samples: add --samples FILE")
-    for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot"):
+    for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot", "loops"):
         if getattr(arguments, name):
             raise InputError(f"{_called(name)} is about one batch: leave it out, or leave out --steps and --epochs")
     from predictor.course.course import Request

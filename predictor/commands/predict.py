@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--also-gpu", metavar="NAME", action="append", default=[],
                        help="another kind of GPU that trains in the same data-parallel job (repeat for further kinds): "
                        "the answer is for the one where the job fits worst, and says which batch fits each")
+    group.add_argument("--loops", action="store_true",
+                       help="also simulate the job in other training loops (a batch in each step, a loader one batch "
+                       "ahead, outputs or gradients kept, more steps): the interval of reserved memory includes them")
     options.add_samples(group)
     options.add_course(parser)
     group.add_argument("--snapshot", metavar="FILE",
@@ -82,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     prediction = predict(workload, history=bool(arguments.snapshot),
                          minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load, samples=options.samples(arguments),
-                         also_gpus=arguments.also_gpu, progress=output.progress, tell=output.searching)
+                         also_gpus=arguments.also_gpu, loops=arguments.loops, progress=output.progress,
+                         tell=output.searching)
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
                                progress=output.progress)
     if prediction.history is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -68,6 +68,17 @@ class Part:
     def own(self) -> int:
         """The number of buffers that live and die in the part."""
         return len(self.buffers) - len(self.made) - len(self.used)
+
+    def without_inputs(self) -> Part:
+        """The part without the allocations of its batch, which is there already."""
+        if not self.inputs:
+            return self
+        stay = np.ones(len(self.buffers), dtype=bool)
+        stay[self.own : self.own + self.inputs] = False
+        number = (np.cumsum(stay) - 1)[self.number[self.inputs :]].astype(np.int32)
+        return replace(self, kind=self.kind[self.inputs :], origin=self.origin[self.inputs :], number=number,
+                       buffers=self.buffers[stay], made=self.made[self.inputs :], waits=self.waits[self.inputs :],
+                       inputs=0, backward=max(self.backward - self.inputs, 0))
 
     def tag(self, position: int) -> Tag:
         """The tag of an event, by its position in the run."""

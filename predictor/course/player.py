@@ -42,20 +42,25 @@ class Player:
 
     Buffers that outlive their part have numbers from 1 to ``room - 1``; those of the part that is played follow.
 
+    Args:
+        device: the allocator and its memory.
+        held: how many batches a micro-step finds on the GPU when it brings its own: 1 for a loop that replaces the last
+            batch, 2 for a loader that is one batch ahead, None for a loop that trains on one batch only.
+
     Attributes:
         unmatched: buffers that parts would free or use, and that the parts before have not made. It stays 0 where the
             runs of all batches agree on what lives from part to part.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.unmatched = 0
+    def __init__(self, device: Device, held: int | None = 1) -> None:
+        self.unmatched, self._held = 0, held
         self._session = Session(device)
         self._room = FIRST_ROOM
         self._unused = list(range(FIRST_ROOM - 1, NOTHING, -1))
         self._sizes, self._streams = np.zeros(FIRST_ROOM, np.int64), np.zeros(FIRST_ROOM, np.int32)
         self._waiting: dict[Name, deque[int]] = {}
         self._kept: set[Name] = set()
-        self._batch: list[int] = []
+        self._batches: deque[list[int]] = deque()
 
     def state(self) -> State:
         """The allocator's counters now."""
@@ -78,6 +83,8 @@ class Player:
                 run has allocated it yet.
             empties_cache: whether the loop empties the cache before backward (``torch_empty_cache_steps``).
         """
+        if self._held is None and self._batches:
+            part = part.without_inputs()
         missing = [one for one in first_only if one.name not in self._kept and one.name not in part.made]
         new = self._new(len(part.made) + len(missing))
         used, freed = self._used(part)
@@ -90,9 +97,10 @@ class Player:
         numbers = np.concatenate([np.arange(own.start, own.stop), made, used]).astype(np.int32)[part.number]
         at, kinds, added = [], [], []
         if part.inputs:
-            at, kinds, added = [part.inputs] * len(self._batch), [EventType.FREE] * len(self._batch), self._batch
-            freed += self._batch
-            self._batch = made[: part.inputs]
+            last = self._batches.popleft() if self._held == len(self._batches) else []
+            at, kinds, added = [part.inputs] * len(last), [EventType.FREE] * len(last), last
+            freed += last
+            self._batches.append(made[: part.inputs])
         if missing:
             rows, extra = np.array([one.buffer for one in missing]), new[len(part.made):]
             self._sizes[extra], self._streams[extra] = sizes(rows), streams[rows]

@@ -77,14 +77,15 @@ class RankCourse:
 
 
 def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, *,
-             empty_cache_steps: int | None = None) -> RankCourse:
+             empty_cache_steps: int | None = None, held: int | None = 1) -> RankCourse:
     """Plays the steps of a rank until they end, or one runs out of memory.
 
     Args:
         empty_cache_steps: transformers' ``torch_empty_cache_steps``: before backward the cache is emptied in each step
             after a multiple of so many (5.17, trainer.py, ``training_step``).
+        held: as for :class:`predictor.course.player.Player`.
     """
-    player = Player(device)
+    player = Player(device, held)
     rows: list[list[int]] = []
     place = runs.place(rank)
     batches = [[runs.batch(indices[place % len(indices)]) for indices in step.batches] for step in steps]

@@ -1,13 +1,15 @@
 """A course of the reference loop: each micro-step has its own batch, and the counters are read after every step.
 
-The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), and ``steps``,
-each a list of micro-batches with ``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
+The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), ``held`` (how
+many batches are on the GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
+``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -83,12 +85,15 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     forward, backward, step = ENGINES[workload.engine](
         Job(workload, task["rank"], model, facts, partial(reference_loop.to_device, model)))
     note()
-    every = task["empty_cache_steps"]
+    every, held = task["empty_cache_steps"], deque[dict[str, Any]]()
     for number, micro_steps in enumerate(batches):
         for index, (options, tensors) in enumerate(micro_steps):
             at[:] = number + 1, index + 1
             single_rank.settle()
-            batch = {name: tensor.to("cuda") for name, tensor in reference_loop.on_host(tensors).items()}
+            held.append({name: tensor.to("cuda") for name, tensor in reference_loop.on_host(tensors).items()})
+            if len(held) > task.get("held", 1):
+                held.popleft()
+            batch = held[-1]
             output = forward(**batch, **options)
             loss = code_models.loss_of(output)
             if workload.keep_outputs == "none":

@@ -23,6 +23,7 @@ JOBS = {
     "zero3": {"zero_stage": 3, "data_parallel_size": 4, "rank": 2},
     "fsdp2, expandable": {"engine": "fsdp2", "data_parallel_size": 2, "rank": 0, "conf": "expandable_segments:True"},
     "ddp, script": {"engine": "ddp", "data_parallel_size": 2, "rank": 0, "keep_outputs": "next_forward"},
+    "a loader one batch ahead": {"held": 2},
     "incomplete batches": {"samples": TEXT | {"count": 10}, "sampling": {"strategy": "sequential"},
                            "empty_cache_steps": 2},
 }
