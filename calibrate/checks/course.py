@@ -51,6 +51,8 @@ SAVED = ("peak_requested_bytes", "peak_allocated_bytes", "allocated_bytes", "res
 OWN = ("samples", "steps", "sampling", "empty_cache_steps", "conf", "held")
 """Keys of a job that are not the workload's."""
 PICTURES = ((280, 280), (336, 504), (448, 448), (672, 448), (784, 588), (980, 700), (1288, 966))
+TOKENS_OF_LLAVA = 576
+"""Tokens of an image of LLaVA-1.5."""
 MERGED_SIDE = 28
 """Pixels of a side that Qwen2.5-VL makes one token of."""
 HEAD = """# Courses, measured and simulated
@@ -122,7 +124,7 @@ def _path(model: str) -> str:
 
 
 def drawn_samples(longest: int, *, count: int, seed: int, median: float, images: int = 0, shortest: int = 16,
-                  pictures: bool = False) -> Samples:
+                  varied: str = "") -> Samples:
     """Samples whose lengths follow a log-normal distribution, as those of instruction data do.
 
     Args:
@@ -130,11 +132,15 @@ def drawn_samples(longest: int, *, count: int, seed: int, median: float, images:
         median: tokens of text of the median sample.
         images: images of each sample.
         shortest: tokens of the shortest sample.
-        pictures: whether the images have sizes of :data:`PICTURES`, whose tokens are added to the text's.
+        varied: ``numbers``: each sample has 1 to ``images`` images, of :data:`TOKENS_OF_LLAVA` tokens. ``sizes``:
+            images have sizes of :data:`PICTURES`, whose tokens are added to the text's.
     """
     numbers = np.random.default_rng(seed)
     tokens = np.clip(numbers.lognormal(np.log(median), 0.4, count).astype(np.int64), shortest, longest)
-    if not pictures:
+    if varied == "numbers":
+        counts = numbers.integers(1, images + 1, count)
+        return Samples(np.maximum(tokens, counts * TOKENS_OF_LLAVA + shortest), counts)
+    if varied != "sizes":
         return Samples(tokens, np.full(count, images))
     chosen = [tuple(PICTURES[index] for index in row) for row in numbers.integers(len(PICTURES), size=(count, images))]
     filled = [sum(height * width // MERGED_SIDE**2 + 1 for height, width in sizes) for sizes in chosen]
