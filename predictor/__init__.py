@@ -22,13 +22,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from predictor.answer.course_prediction import predict_course
     from predictor.answer.predict import predict
     from predictor.answer.prediction import Prediction
     from predictor.workload.workload import Workload
 
-_HOMES = {"Workload": "workload.workload", "Prediction": "answer.prediction", "predict": "answer.predict"}
+_HOMES = {"Workload": "workload.workload", "Prediction": "answer.prediction", "predict": "answer.predict",
+          "predict_course": "answer.course_prediction"}
 
-__all__ = ["Prediction", "Workload", "predict"]
+__all__ = ["Prediction", "Workload", "predict", "predict_course"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,13 @@ import pytest
 from predictor.allocator import AllocatorSettings
 from predictor.answer.predict import predict
 from predictor.common import gpus
+from predictor.course.course import Request as Steps
+from predictor.course.course import Simulation
 from predictor.events import regimes, timeline
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch, survival, training_job
 from predictor.model.request import Request
+from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 from tests.predictor.small import traced_at
 
@@ -82,6 +85,15 @@ def test_allocator_events(benchmark):
     simulation = benchmark(survival.simulate_run, run, AllocatorSettings())
     assert simulation.peak_requested_bytes == run.peak
     benchmark.extra_info["events"] = len(run.events)
+
+
+def test_a_thousand_steps_of_a_course(benchmark):
+    tokens = np.clip(np.random.default_rng(0).lognormal(6.9, 0.35, 20_000).astype(int), 620, 2048)
+    workload = Workload(model="llava-1.5-7b", per_device_train_batch_size=4, sequence_length=2048, zero_stage=2,
+                        data_parallel_size=8, rank=0, profile="none").fill(images_per_sample=1)
+    course = benchmark.pedantic(
+        lambda: Simulation(workload, Samples(tokens, np.ones_like(tokens)), Steps(steps=1000)).run(), rounds=2)
+    assert course.failure is None
 
 
 def test_a_whole_prediction_with_reserved_memory(benchmark):

@@ -106,6 +106,11 @@ CHECKS = {
         takes="some minutes", table_takes="at once",
         writes=("profiles/evidence/maximum_load.jsonl", "profiles/pages/maximum_load.md"),
         tolerance={"jobs that came out otherwise": 0}),
+    "course": Check(
+        "calibrate.checks.course", "do simulated courses over varied batches match emulated ones after every step?",
+        takes="an hour", table_takes="some minutes",
+        writes=("profiles/evidence/course.jsonl", "profiles/pages/course.md"),
+        tolerance={"steps that differ": 0, "errors at another place": 0}),
     "remedies": Check(
         "calibrate.checks.remedies", "do remedies that are said to fit survive, and does the job without them die?",
         takes="half an hour", table_takes="at once", writes=("profiles/evidence/remedies.jsonl",),

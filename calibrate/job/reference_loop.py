@@ -60,7 +60,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     if built:
         built(model)
     enter(Moment.INIT, 0)
-    model = _placed(model, workload, built)
+    model = placed(model, workload, built)
     forward, backward, step = ENGINES[workload.engine](
         Job(workload, rank, model, facts, partial(to_device, model), mesh))
     for number in range(1, STEPS + 1):
@@ -89,7 +89,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     torch.cuda.synchronize()
 
 
-def _placed(model, workload: Workload, built: Callable[[Any], None] | None):
+def placed(model, workload: Workload, built: Callable[[Any], None] | None):
     """The model where its engine expects it: on the GPU, on the CPU, on meta, or loaded again in quantised form."""
     if workload.quantization:
         model = checkpointed(quantized.load_to_train(workload), workload)

@@ -20,14 +20,15 @@ ANSWER = "PEAKCAST "
 """Prefix of the output line that holds the answer. Libraries print other lines."""
 
 
-def run_module(module: str, where: MeasuringDevice, *words: str,
-               variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def run_module(module: str, where: MeasuringDevice, *words: str, variables: Mapping[str, str] | None = None,
+               capacity_bytes: int | None = None) -> dict[str, Any]:
     """The answer of ``python -m module words`` on that device.
 
     Builds the emulated GPU first, so that a mistake is reported before anything runs.
 
     Args:
         variables: further environment variables.
+        capacity_bytes: memory of an emulated GPU; None for that of the real one.
 
     Raises:
         InputError: there is no device, or the process fails.
@@ -36,7 +37,8 @@ def run_module(module: str, where: MeasuringDevice, *words: str,
     if where.device is MeasuredOn.EMULATED:
         from calibrate import emulator
 
-        machine = emulator.Machine(gpu=where.gpu, events=where.events, inject=where.inject or emulator.Injection())
+        machine = emulator.Machine(gpu=where.gpu, events=where.events, inject=where.inject or emulator.Injection(),
+                                   capacity_bytes=capacity_bytes)
         changes = emulator.environment(machine, shadow_real_gpu=True)
     environment = {**os.environ, **changes, **(variables or {})}
     process = subprocess.run(**child.python(module, *words, variables=environment), capture_output=True, text=True)

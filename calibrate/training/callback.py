@@ -50,6 +50,20 @@ class PeakcastCallback(TrainerCallback):
         self._watcher = Watcher(loop="transformers.Trainer", record=record, steps=steps, show=show, snapshot=snapshot,
                                 tell=tell)
 
+    def follow(self, path: str) -> PeakcastCallback:
+        """Compares each step with a simulated course, and warns before its out-of-memory error.
+
+            callbacks=[PeakcastCallback().follow("course.json")]
+
+        Args:
+            path: the JSON of ``peakcast predict … --samples FILE --epochs E --json``.
+
+        Raises:
+            InputError: the file cannot be read, or has no course.
+        """
+        self._watcher.follow(path)
+        return self
+
     @property
     def prediction(self) -> Answer | None:
         """The latest prediction; None before the first."""

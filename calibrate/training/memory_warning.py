@@ -18,6 +18,7 @@ class DeviceMemory:
         others: memory used outside PyTorch's allocator: context, NCCL, libraries, other processes.
         allocated, reserved: largest values so far of PyTorch's allocator.
         retries: how often the allocator released cached segments to get memory.
+        reserved_now: what PyTorch's allocator reserves after the step.
     """
 
     total: int
@@ -25,6 +26,7 @@ class DeviceMemory:
     allocated: int
     reserved: int
     retries: int
+    reserved_now: int = 0
 
     @property
     def free(self) -> int:

@@ -13,8 +13,9 @@ from typing import Any
 from calibrate.dryrun.hooks import SETTING
 from calibrate.job.peaks import Counters
 from calibrate.records.record import InTraining, OutOfMemory, Record
-from calibrate.training import background_prediction, loop_keys, model_keys, training_record
+from calibrate.training import background_prediction, course_watch, loop_keys, model_keys, training_record
 from calibrate.training.batch_keys import arguments_by_name
+from calibrate.training.course_watch import CourseWatch
 from calibrate.training.history import History
 from calibrate.training.memory_warning import DeviceMemory, advice, low_memory
 from calibrate.training.messages import RankMessages
@@ -56,12 +57,26 @@ class Watcher:
         self._predictions = TrainingPredictions(self._messages, show, speaks=False)
         self._history: History | None = None
         self._directory: tempfile.TemporaryDirectory | None = None
+        self._simulated: course_watch.SimulatedCourse | None = None
+        self._course: CourseWatch | None = None
         self.record: Record | None = None
 
     @property
     def prediction(self) -> background_prediction.Answer | None:
         """The latest prediction; None before the first."""
         return self._predictions.answer
+
+    def follow(self, path: str) -> Watcher:
+        """Compares each step with a simulated course, and warns before its error. Call it before the training begins.
+
+        Args:
+            path: the JSON of ``peakcast predict … --samples FILE --epochs E --json``.
+
+        Raises:
+            InputError: the file cannot be read, or has no course.
+        """
+        self._simulated = course_watch.read(path)
+        return self
 
     # --- the course of a training -------------------------------------------------------------------
 
@@ -98,6 +113,10 @@ class Watcher:
                            for path in (self._path, self._snapshot) if path}
             if speaks and self._path and self._files.get(self._path, self._path) != self._path:
                 self._messages.say(f"the record of this rank goes to {named_path(self._files[self._path])}")
+        with self._harmless():
+            self._course = None if self._simulated is None else CourseWatch(self._simulated, self._messages, rank)
+            if self._course is not None:
+                self._course.begin()
         with self._harmless():
             self._predictions.start(read, first)
         with self._harmless():
@@ -283,6 +302,8 @@ class Watcher:
         if warning:
             self._messages.warn("step", f"near the end of the GPU's memory in step {self._step}: {warning}. "
                                         f"{advice(memory, self._predictions.workload)}")
+        if self._course is not None:
+            self._course.after_step(self._step, memory.reserved_now)
         self._step, self._micro = self._step + 1, 0
         wait = evaluation_follows and self._predictions.expects_evaluation  # its peaks belong to the record, too
         if self._enough_steps and self._incomplete and not wait:
@@ -298,6 +319,7 @@ class Watcher:
         return DeviceMemory(total=int(total * loop_keys.memory_share(self._device)),
                             others=max(0, total - free - stats["reserved_bytes.all.current"]),
                             allocated=stats["allocated_bytes.all.peak"], reserved=stats["reserved_bytes.all.peak"],
+                            reserved_now=stats["reserved_bytes.all.current"],
                             retries=stats["num_alloc_retries"])
 
     # --- recording --------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ class Counters(Structure):
 
     _fields_ = [(name, c_int64) for name in (
         "requested", "allocated", "reserved", "pending", "peak_requested", "peak_allocated", "peak_reserved",
-        "peak_active", "segments", "retries", "ooms", "used", "refusals", "peak_at", "reserved_at_peak", "failed_at",
-        "tried", "failed_request")]
+        "peak_active", "segments", "retries", "ooms", "used", "refusals", "grants", "returns", "peak_at",
+        "reserved_at_peak", "failed_at", "tried", "failed_request")]
 
 
 def is_available() -> bool:
@@ -74,6 +74,33 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
     return result, counters
 
 
+class Session:
+    """An allocator that outlives a list of events. Buffers keep their numbers from list to list.
+
+    Attributes:
+        counters: its counters; a peak may be set back to the present value.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        library = _library()
+        assert library is not None  # callers ask is_available()
+        self.counters, self._settings, self._library = Counters(), settings, library
+        self._session = library.peakcast_open(byref(settings), byref(self.counters))
+        if not self._session:
+            raise MemoryError("no memory for the simulated allocator")
+
+    def __del__(self) -> None:
+        if getattr(self, "_session", None):
+            self._library.peakcast_close(self._session)
+
+    def play(self, kinds: np.ndarray, buffers: np.ndarray, sizes: np.ndarray, streams: np.ndarray) -> int:
+        """Runs events as :func:`run` does, and returns the result. The columns must be contiguous, with its types."""
+        result: int = self._library.peakcast_play(
+            self._session, len(kinds), kinds.ctypes.data, buffers.ctypes.data, len(sizes), sizes.ctypes.data,
+            streams.ctypes.data, None, None)
+        return result
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     path = Path(__file__).with_name(f"_simulation{EXTENSION_SUFFIXES[0]}")
@@ -87,6 +114,10 @@ def _library() -> ctypes.CDLL | None:
     library.peakcast_simulate.argtypes = [POINTER(Settings), c_int64, pointer, pointer, c_int64, pointer, pointer,
                                           POINTER(Counters), pointer, pointer]
     library.peakcast_simulate.restype = c_int
+    library.peakcast_open.argtypes, library.peakcast_open.restype = [POINTER(Settings), POINTER(Counters)], pointer
+    library.peakcast_play.argtypes = [pointer, c_int64, pointer, pointer, c_int64, pointer, pointer, pointer, pointer]
+    library.peakcast_play.restype = c_int
+    library.peakcast_close.argtypes, library.peakcast_close.restype = [pointer], None
     return library
 
 

@@ -17,7 +17,7 @@ from predictor.allocator.out_of_memory import OutOfMemory
 from predictor.allocator.settings import AllocatorSettings, garbage_limit, memory_limit
 from predictor.events.events import EventType
 
-_WITHOUT_BUFFER: dict[int, Callable[[CachingAllocator], None]] = {
+WITHOUT_BUFFER: dict[int, Callable[[CachingAllocator], None]] = {
     EventType.EMPTY_CACHE: CachingAllocator.empty_cache, EventType.SYNCHRONIZE: CachingAllocator.synchronize}
 """Type of an event that concerns no buffer -> the allocator's method."""
 
@@ -161,7 +161,7 @@ def play(kinds: Iterable[int], events: Columns, allocator: CachingAllocator) -> 
             if allocator.peak_allocated_bytes > peak:
                 peak, peak_at, reserved_at_peak = allocator.peak_allocated_bytes, index, allocator.reserved_bytes
         elif kind < EventType.RECORD_STREAM:
-            _WITHOUT_BUFFER[kind](allocator)
+            WITHOUT_BUFFER[kind](allocator)
         elif size:
             allocator.record_stream(blocks[buffer], kind - EventType.RECORD_STREAM)
     refusals = allocator.driver.refusals if isinstance(allocator.driver, SimulatedDriver) else 0
@@ -186,14 +186,18 @@ def _held_by_reference(events: Columns, allocator: CachingAllocator) -> tuple[np
 
 def _compiled(events: Columns, device: Device,
               held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, compiled.Counters]:
+    return compiled.run(compiled_settings(device), events.kinds, events.buffers, events.sizes, events.streams, held)
+
+
+def compiled_settings(device: Device) -> compiled.Settings:
+    """The settings and limits of a device, for the compiled allocator."""
     settings = device.settings
     limits = (device.limit_bytes, device.reported_bytes, device.allowed_bytes,
               garbage_limit(settings.garbage_collection_threshold, device.allowed_bytes))
-    return compiled.run(compiled.Settings(
+    return compiled.Settings(
         settings.large_segment_size_bytes,
         compiled.NONE if settings.max_split_size_bytes == UNLIMITED else settings.max_split_size_bytes,
         settings.max_non_split_rounding_bytes, settings.roundup_power2_divisions,
         max(settings.roundup_power2_divisions) > 1, settings.expandable_segments,
         launches_until_complete(device.completion) == 0,
-        *(compiled.NONE if limit is None else limit for limit in limits), settings.address_step_bytes),
-        events.kinds, events.buffers, events.sizes, events.streams, held)
+        *(compiled.NONE if limit is None else limit for limit in limits), settings.address_step_bytes)

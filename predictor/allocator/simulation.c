@@ -41,6 +41,7 @@ typedef struct {
     i64 requested, allocated, reserved, pending;
     i64 peak_requested, peak_allocated, peak_reserved, peak_active;
     i64 segments, retries, ooms, used, refusals;
+    i64 grants, returns;                       /* segments or ranges of pages that the driver granted and got back */
     i64 peak_at, reserved_at_peak, failed_at, tried, failed_request;
 } Counters;
 
@@ -262,6 +263,8 @@ static void release_addresses(Allocator *a, i64 start, i64 size) {
 
 static void count_reserved(Allocator *a, i64 size) {
     a->c->reserved += size;
+    if (size > 0) a->c->grants++;
+    else a->c->returns++;
     if (a->c->reserved > a->c->peak_reserved) a->c->peak_reserved = a->c->reserved;
 }
 
@@ -683,46 +686,80 @@ static int play(Allocator *a, i64 count, const int8_t *kinds, const int32_t *buf
     return COMPLETED;
 }
 
-/* Runs events through an empty allocator.
+/* --- sessions (session.py) ---------------------------------------------------------------------------------------- */
+
+/* An allocator that outlives a list of events, and the block of each buffer. */
+typedef struct {
+    Allocator allocator;
+    int *block_of;
+    i64 buffer_count;
+} Session;
+
+void peakcast_close(Session *s) {
+    if (!s) return;
+    Allocator *a = &s->allocator;
+    for (int i = 0; i < 2 * STREAMS; i++) {
+        free(a->arenas[i].free.items);
+        free(a->arenas[i].unmapped.items);
+    }
+    free(a->blocks);
+    free(a->gaps);
+    free(a->segments);
+    free(a->waiting);
+    free(s->block_of);
+    free(s);
+}
+
+/* A session with an empty allocator; NULL where the host has no memory. It keeps both pointers. */
+Session *peakcast_open(const Settings *settings, Counters *counters) {
+    Session *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    Allocator *a = &s->allocator;
+    memset(counters, 0, sizeof *counters);
+    counters->failed_at = NONE;
+    a->settings = settings;
+    a->c = counters;
+    a->unused_block = NONE;
+    for (int i = 0; i < 2 * STREAMS; i++) {
+        a->arenas[i].is_small = i < STREAMS;
+        a->arenas[i].smallest_remainder = i < STREAMS || settings->expandable ? MIN_BLOCK : SMALL_SIZE + 1;
+    }
+    if (!has_room(a, &a->gaps, &a->gap_room, 0, sizeof(Gap))) {
+        peakcast_close(s);
+        return NULL;
+    }
+    a->gaps[0] = (Gap){FIRST_ADDRESS, LAST_ADDRESS};
+    a->gap_count = 1;
+    return s;
+}
+
+/* Runs events through a session's allocator, as it is.
  *
- * kinds, buffers: of each event. sizes, streams: of each buffer. allocated_after, reserved_after: bytes after each event
- * are written there, up to a failure; both may be NULL.
+ * kinds, buffers: of each event. sizes, streams: of each buffer. Buffers keep their numbers from list to list.
+ * allocated_after, reserved_after: bytes after each event are written there, up to a failure; both may be NULL.
  */
+int peakcast_play(Session *s, i64 count, const int8_t *kinds, const int32_t *buffers, i64 buffer_count,
+                  const i64 *sizes, const int32_t *streams, i64 *allocated_after, i64 *reserved_after) {
+    for (i64 i = 0; i < buffer_count; i++)
+        if (streams[i] < 0 || streams[i] >= STREAMS) return FAILED;
+    if (buffer_count > s->buffer_count || !s->block_of) {
+        int *block_of = realloc(s->block_of, (size_t)(buffer_count + 1) * sizeof(int));
+        if (!block_of) return FAILED;
+        s->block_of = block_of;
+        for (i64 i = s->buffer_count; i < buffer_count; i++) block_of[i] = NONE;
+        s->buffer_count = buffer_count;
+    }
+    return play(&s->allocator, count, kinds, buffers, buffer_count, sizes, streams, s->block_of, allocated_after,
+                reserved_after);
+}
+
+/* Runs events through an empty allocator. The arguments are those of a session. */
 int peakcast_simulate(const Settings *settings, i64 count, const int8_t *kinds, const int32_t *buffers, i64 buffer_count,
                       const i64 *sizes, const int32_t *streams, Counters *counters, i64 *allocated_after,
                       i64 *reserved_after) {
-    int result = FAILED;
-    memset(counters, 0, sizeof *counters);
-    counters->failed_at = NONE;
-    for (i64 i = 0; i < buffer_count; i++)
-        if (streams[i] < 0 || streams[i] >= STREAMS) return FAILED;
-    Allocator *a = calloc(1, sizeof *a);
-    int *block_of = malloc((size_t)(buffer_count + 1) * sizeof(int));
-    if (a && block_of) {
-        memset(block_of, 0xff, (size_t)buffer_count * sizeof(int)); /* NONE */
-        a->settings = settings;
-        a->c = counters;
-        a->unused_block = NONE;
-        for (int i = 0; i < 2 * STREAMS; i++) {
-            a->arenas[i].is_small = i < STREAMS;
-            a->arenas[i].smallest_remainder = i < STREAMS || settings->expandable ? MIN_BLOCK : SMALL_SIZE + 1;
-        }
-        if (has_room(a, &a->gaps, &a->gap_room, 0, sizeof(Gap))) {
-            a->gaps[0] = (Gap){FIRST_ADDRESS, LAST_ADDRESS};
-            a->gap_count = 1;
-            result = play(a, count, kinds, buffers, buffer_count, sizes, streams, block_of, allocated_after,
-                          reserved_after);
-        }
-        for (int i = 0; i < 2 * STREAMS; i++) {
-            free(a->arenas[i].free.items);
-            free(a->arenas[i].unmapped.items);
-        }
-        free(a->blocks);
-        free(a->gaps);
-        free(a->segments);
-        free(a->waiting);
-    }
-    free(a);
-    free(block_of);
+    Session *s = peakcast_open(settings, counters);
+    int result = s ? peakcast_play(s, count, kinds, buffers, buffer_count, sizes, streams, allocated_after,
+                                   reserved_after) : FAILED;
+    peakcast_close(s);
     return result;
 }

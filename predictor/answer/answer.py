@@ -49,11 +49,11 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
     owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
-    bound = _bound(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
+    bound = with_interval(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
-        requested=_bound(run.peak, margin.of("requested")),
-        allocated=_bound(peak_allocated, margin.of("allocated")),
+        requested=with_interval(run.peak, margin.of("requested")),
+        allocated=with_interval(peak_allocated, margin.of("allocated")),
         reserved=bound,
         device=device_bound(bound, margin) if workload.gpu or job.profile else None,
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
@@ -105,7 +105,8 @@ def _passed(run: Run, job: Job) -> dict[str, int]:
             for name in sorted(passed)}
 
 
-def _bound(size: int, relative: tuple[float, float] | None, low: int | None = None, high: int | None = None) -> Bound:
+def with_interval(size: int, relative: tuple[float, float] | None, low: int | None = None,
+                  high: int | None = None) -> Bound:
     """A size with its interval.
 
     Args:

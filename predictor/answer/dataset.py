@@ -50,13 +50,11 @@ class Dataset:
         Raises:
             InputError: there are fewer samples than a batch has, or the workload sets ``images_per_sample``.
         """
-        _check_workload(workload)
+        if samples.pictures:
+            raise InputError("samples: their pictures differ in size, and the worst batch of such samples is not "
+                             "predicted: add --steps or --epochs, which simulates the batches that are drawn")
         _check_size(workload.per_device_train_batch_size, samples)
-        samples = _of_model(samples, workload)
-        if workload.sequence_length is None:
-            workload = workload.fill(sequence_length=int(samples.tokens.max()))
-        assert workload.sequence_length is not None  # just filled
-        samples = samples.cut(workload.sequence_length)
+        workload, samples = as_the_model_takes_them(workload, samples)
         varied = workload.per_device_train_batch_size > 1 and samples.tokens.min() < samples.tokens.max()
         return cls(workload.fill(padding="right") if varied else workload, samples, progress)
 
@@ -180,6 +178,25 @@ def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int]
     return np.array([*(between(0, most_images) if most_images else ()), first(most_images)])
 
 
+def as_the_model_takes_them(workload: Workload, samples: Samples) -> tuple[Workload, Samples]:
+    """The samples without what the model does not take, truncated to the workload's sequence length.
+
+    If the workload has no sequence length, it becomes that of the longest sample.
+
+    Raises:
+        InputError: the workload contradicts the samples, or there are fewer samples than a batch has.
+    """
+    _check_workload(workload)
+    if workload.per_device_train_batch_size > len(samples):
+        raise InputError(f"per_device_train_batch_size {workload.per_device_train_batch_size}: there are only "
+                         f"{len(samples):,} samples")
+    samples = _of_model(samples, workload)
+    if workload.sequence_length is None:
+        workload = workload.fill(sequence_length=int(samples.tokens.max()))
+    assert workload.sequence_length is not None  # just filled
+    return workload, samples.cut(workload.sequence_length)
+
+
 def _check_workload(workload: Workload) -> None:
     """Rejects a workload that contradicts the samples, or that is not predicted together with them."""
     for key in compared.SAMPLES.unseen(vars(workload)):
@@ -195,10 +212,8 @@ def _check_workload(workload: Workload) -> None:
 
 
 def _check_size(size: int, samples: Samples) -> None:
-    """Rejects a batch that is larger than the dataset, or too large to compute how likely other batches are."""
-    if size > len(samples):
-        raise InputError(f"per_device_train_batch_size {size}: there are only {len(samples):,} samples")
-    if size > MOST_IN_A_BATCH:
+    """Rejects a batch that is too large to compute how likely other batches are."""
+    if MOST_IN_A_BATCH < size <= len(samples):
         raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
 
 
@@ -212,5 +227,5 @@ def _of_model(samples: Samples, workload: Workload) -> Samples:
     if config.kind is Modality.TEXT:
         if samples.images.max() > 1:
             raise InputError(f"samples: some have images, which {config.name} does not take")
-        samples = replace(samples, images=np.zeros_like(samples.images))
+        samples = replace(samples, images=np.zeros_like(samples.images), pictures=())
     return samples

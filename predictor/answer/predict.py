@@ -10,6 +10,7 @@ from predictor.answer import inference_details, unequal_gpus
 from predictor.answer.answer import answer
 from predictor.answer.dataset import Dataset
 from predictor.answer.decisive_defaults import decisive_defaults
+from predictor.answer.loop_variants import with_loops
 from predictor.answer.maximum_load import searched
 from predictor.answer.prediction import Prediction
 from predictor.answer.training_load import Search
@@ -24,7 +25,7 @@ from predictor.workload.workload import Workload
 
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
-            also_gpus: Sequence[str] = (), progress: Progress | None = None,
+            also_gpus: Sequence[str] = (), loops: bool = False, progress: Progress | None = None,
             tell: Callable[[int], None] = lambda _: None) -> Prediction:
     """Predict the peak GPU memory of one workload, in bytes.
 
@@ -41,6 +42,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
             likely other batches fit.
         also_gpus: names of other GPUs that train in the same data-parallel job, once for each kind. The prediction is
             for the kind where the job fits worst, and says how large a micro-batch fits each.
+        loops: also simulate the job in other training loops; the interval of reserved memory then includes them.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: receives each limit, in bytes, that the search for the smallest GPU memory tries.
 
@@ -66,6 +68,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         prediction = replace(
             prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
+    prediction = with_loops(prediction, job) if loops else prediction
     return replace(prediction, gpus=kinds, assumptions=decisive_defaults(prediction))
 
 

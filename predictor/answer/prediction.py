@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from predictor.common.value_types import thaw
+from predictor.course.course import Course
 from predictor.events.events import Factor, Moment
 from predictor.workload.value_sources import Source
 
@@ -70,6 +71,14 @@ class Candidate:
     step: int
     requested_bytes: int
     terms: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class LoopVariant:
+    """The reserved peak of a job in one training loop, in bytes; None if it runs out of memory there."""
+
+    loop: str
+    reserved_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -377,6 +386,9 @@ class Prediction:
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
+        course: the steps of a training over a dataset; None unless they were simulated.
+        loops: the reserved peak in other training loops, on the rank that reserves the most; None unless they were
+            simulated.
     """
 
     workload: Mapping[str, Any]
@@ -413,6 +425,8 @@ class Prediction:
     cautions: tuple[Caution, ...] = ()
     remedies: tuple[Remedy, ...] | None = None
     assumptions: tuple[str, ...] = ()
+    course: Course | None = None
+    loops: tuple[LoopVariant, ...] | None = None
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -473,7 +487,8 @@ class Prediction:
         return self.inference is not None and self.inference.paged is not None and not self.inference.paged.sequences
 
     def to_json(self) -> dict[str, Any]:
-        """The result JSON: every key is always present, and names of numbers end with their unit."""
+        """The result JSON: names of numbers end with their unit. Every key is always present but ``course``, which only
+        ``--steps`` and ``--epochs`` add, and ``loops``, which only ``--loops`` adds."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
         for counter in ("requested", "allocated", "reserved", "device"):
             for name in (f"peak_{counter}_bytes", f"peak_{counter}_bytes_low", f"peak_{counter}_bytes_high"):
@@ -509,6 +524,10 @@ class Prediction:
             "not_modelled": list(self.not_modelled),
             "provenance": dict(self.provenance),
         }
+        if self.course is not None:
+            document["course"] = self.course.to_json()
+        if self.loops is not None:
+            document["loops"] = [asdict(variant) for variant in self.loops]
         return document
 
     def to_frame(self) -> pandas.DataFrame:

@@ -21,6 +21,7 @@ from predictor.workload.workload import Workload
 
 if TYPE_CHECKING:
     from predictor.answer.prediction import Prediction
+    from predictor.course.course import Request
     from predictor.workload.samples import Samples
     from predictor.workload.value_sources import Source
 
@@ -268,7 +269,8 @@ def add_samples(group: argparse._ArgumentGroup) -> None:
     """Adds ``--samples``."""
     group.add_argument("--samples", metavar="FILE",
                        help="file with tokens and images of each sample (.csv, .jsonl, .json): predict the worst batch "
-                       "of this dataset, and how likely others fit; longer samples are truncated to sequence_length")
+                       "of this dataset, and how likely others fit, or with --steps a whole training; longer samples "
+                       "are truncated to sequence_length")
 
 
 def samples(arguments: argparse.Namespace) -> Samples | None:
@@ -278,6 +280,48 @@ def samples(arguments: argparse.Namespace) -> Samples | None:
     from predictor.workload.samples import read
 
     return read(arguments.samples)
+
+
+def add_course(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a course over the dataset of ``--samples``."""
+    group = parser.add_argument_group("a whole training over the samples, step by step, through one allocator")
+    group.add_argument("--steps", type=int, metavar="N", help="simulate so many optimizer steps: the step and the "
+                       "batch of the first out-of-memory error, how likely one is, and what prevents it")
+    group.add_argument("--epochs", type=float, metavar="E", help="the same for so many epochs, such as 1 or 0.5")
+    group.add_argument("--sampling", metavar="NAME", help="how batches are drawn, as train_sampling_strategy: random "
+                       "(default), group_by_length, sequential")
+    group.add_argument("--seed", type=int, metavar="N", help="the sampler's seed (default: 42, as the Trainer's)")
+    group.add_argument("--drop-last", action="store_true", help="leave out an incomplete last batch of an epoch")
+    group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
+                       "(default: as many as take about a minute, 3 to 20)")
+    group.add_argument("--empty-cache-steps", type=int, metavar="N", help="the Trainer's torch_empty_cache_steps")
+    group.add_argument("--plot", metavar="FILE", help="also write the course as a picture (.svg)")
+
+
+def course(arguments: argparse.Namespace) -> Request | None:
+    """What to simulate of a course; None if neither steps nor epochs are given.
+
+    Raises:
+        InputError: an option is wrong, or needs another.
+    """
+    names = ("sampling", "seed", "seeds", "empty_cache_steps", "plot")
+    given = [name for name in names if getattr(arguments, name) is not None] + ["drop_last"] * arguments.drop_last
+    if arguments.steps is None and arguments.epochs is None:
+        if given:
+            raise InputError(f"{_called(given[0])} is of a whole training: add --steps N or --epochs E")
+        return None
+    if arguments.samples is None:
+        raise InputError("--steps and --epochs need the dataset's samples: add --samples FILE")
+    for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot", "loops"):
+        if getattr(arguments, name):
+            raise InputError(f"{_called(name)} is about one batch: leave it out, or leave out --steps and --epochs")
+    from predictor.course.course import Request
+    from predictor.course.sampler import Sampling
+
+    own = {"strategy": arguments.sampling, "seed": arguments.seed}
+    sampling = Sampling(**{name: value for name, value in own.items() if value is not None},
+                        drop_last=arguments.drop_last)
+    return Request(arguments.steps, arguments.epochs, sampling, arguments.seeds, arguments.empty_cache_steps)
 
 
 def exit_code(prediction: Prediction) -> int:

@@ -10,6 +10,9 @@ from predictor.commands import options, output
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from predictor.course.course import Request
+    from predictor.workload.workload import Workload
+
 EXAMPLES = """examples:
   peakcast predict llava-1.5-7b --recipe finetune --per-device-train-batch-size 16 \\
       --sequence-length 1024 --data-parallel-size 8 --zero-stage 2 --gpu h100-80gb
@@ -21,6 +24,7 @@ EXAMPLES = """examples:
   peakcast predict --workload job.yaml --minimum-capacity --snapshot predicted.pickle
   peakcast predict --workload job.yaml --python ~/venv/bin/python       (its torch, transformers, deepspeed)
   peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv     (tokens,images a line)
+  peakcast predict --workload job.yaml --gpu h100-80gb --samples lengths.csv --epochs 1 --plot course.svg
   peakcast predict llava-1.5-7b --sequence-length 2048 --data-parallel-size 8 --zero-stage 2 \\
       --gpu h100-80gb --maximum-load
   peakcast predict llava-1.5-7b --mode inference --sequence-length 700 --max-new-tokens 256 \\
@@ -56,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--also-gpu", metavar="NAME", action="append", default=[],
                        help="another kind of GPU that trains in the same data-parallel job (repeat for further kinds): "
                        "the answer is for the one where the job fits worst, and says which batch fits each")
+    group.add_argument("--loops", action="store_true",
+                       help="also simulate the job in other training loops (a batch in each step, a loader one batch "
+                       "ahead, outputs or gradients kept, more steps): the interval of reserved memory includes them")
     options.add_samples(group)
+    options.add_course(parser)
     group.add_argument("--snapshot", metavar="FILE",
                        help="also write the predicted memory history for https://pytorch.org/memory_viz; if the job "
                        "does not fit, it is that without a memory limit")
@@ -64,17 +72,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Predicts and reports. The exit code says whether the workload fits."""
-    for path in (arguments.output, arguments.snapshot):
+    for path in (arguments.output, arguments.snapshot, arguments.plot):
         output.check_path(path, arguments.force)
+    course = options.course(arguments)
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
+    if course is not None:
+        return _run_course(arguments, workload, course)
     from predictor.answer.predict import predict
     from predictor.answer.remedies import with_remedies
 
     prediction = predict(workload, history=bool(arguments.snapshot),
                          minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load, samples=options.samples(arguments),
-                         also_gpus=arguments.also_gpu, progress=output.progress, tell=output.searching)
+                         also_gpus=arguments.also_gpu, loops=arguments.loops, progress=output.progress,
+                         tell=output.searching)
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
                                progress=output.progress)
     if prediction.history is not None:
@@ -88,4 +100,22 @@ def run(arguments: argparse.Namespace) -> int:
         (table if arguments.details else summary).report(console, prediction)
 
     output.write(arguments, prediction.to_json, report)
+    return options.exit_code(prediction)
+
+
+def _run_course(arguments: argparse.Namespace, workload: Workload, request: Request) -> int:
+    """Simulates a whole training over the samples, and reports it."""
+    from predictor.answer.course_prediction import predict_course
+
+    samples = options.samples(arguments)
+    assert samples is not None  # options.course has checked it
+    told = output.Told()
+    prediction = predict_course(workload, samples, request, progress=output.progress,
+                                tell=lambda text: told(lambda: f"simulating: {text}"))
+    from predictor.report import course
+
+    if arguments.plot:
+        output.write_file(arguments.plot, course.plot(prediction))
+    output.write(arguments, prediction.to_json,
+                 lambda console: course.report(console, prediction, details=arguments.details))
     return options.exit_code(prediction)

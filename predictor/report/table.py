@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from predictor.answer.prediction import Prediction
 from predictor.common.safe_text import printable
 from predictor.events.events import Factor
-from predictor.report import inference, interval_sources, maximum_load, remedies, samples, value_sources, verdict
+from predictor.report import (
+    inference,
+    interval_sources,
+    loops,
+    maximum_load,
+    remedies,
+    samples,
+    value_sources,
+    verdict,
+)
 from predictor.report.interval_sources import MEASURED_ON
 from predictor.report.layout import table, wrapped
 from predictor.report.units import gib, share, size_text
@@ -53,7 +62,7 @@ def head(console: Console, prediction: Prediction, *, brief: bool = False, peaks
         console.print(rows)
         console.print()
     console.print(verdict.peak_text(prediction.peak))
-    for sentence in (*samples.sentences(prediction), *inference.sentences(prediction),
+    for sentence in (*loops.sentences(prediction), *samples.sentences(prediction), *inference.sentences(prediction),
                      *maximum_load.sentences(prediction), *maximum_load.divided(prediction)):
         for line in wrapped(console, sentence, indent=0):
             console.print(line)

@@ -137,7 +137,7 @@ def image_sizes(image_size: int | str | None) -> tuple[tuple[int, int], ...]:
     return tuple((int(height), int(width or height)) for height, _, width in sizes)
 
 
-class _ImageSize:
+class ImageSize:
     """Value type of ``image_size``: pixels of a side, or ``HEIGHTxWIDTH`` such as ``768x1024``.
 
     Several sizes are a list, or text with commas.
@@ -253,7 +253,7 @@ class Keys:
     # the one default that needs the model's configuration: filled in when the model is known (Workload.fill)
     images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "images, or audio clips, of a sample; "
                                          "default: 1 if the model takes them")
-    image_size: int | str | None = key(_ImageSize(), None, "shape", "size of images before the model's own "
+    image_size: int | str | None = key(ImageSize(), None, "shape", "size of images before the model's own "
                                        "processor: pixels of a side, or HxW; with several sizes, the images of a batch "
                                        "take them in turn; default: the size that the model expects")
     video_frames: int | None = key(Whole(1, 4_096), None, "shape", "frames of a video: each image is then a "

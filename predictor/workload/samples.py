@@ -3,6 +3,9 @@
     lengths.jsonl   {"tokens": 812, "images": 1}        one line for each sample
     lengths.csv     tokens,images                       this is the first line
     lengths.json    [812, 1377, …] or [{"tokens": 812, "images": 1}, …]
+
+Where pictures differ in size, ``image_sizes`` takes the place of ``images``: ``["768x1024", "640x480"]`` in JSON,
+height times width in pixels, and ``768x1024 640x480`` in CSV.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,26 +21,34 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
+from predictor.common.value_types import Invalid
+from predictor.workload.keys import ImageSize, image_sizes
 
 LARGEST_FILE_BYTES = 256 << 20
-COLUMNS = ("tokens", "images")
+COLUMNS = ("tokens", "images", "image_sizes")
 MOST = (1 << 22, 4_096)
 """Largest numbers of tokens and images of one sample."""
+Sizes = tuple[tuple[int, int], ...]
+"""Height and width in pixels of each picture of a sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Tokens (image tokens included) and images of each sample of a dataset, both as ``int64[samples]``."""
+    """Tokens (image tokens included) and images of each sample of a dataset, both as ``int64[samples]``.
+
+    ``pictures`` has the sizes of each sample's pictures; it is empty if the file does not tell them.
+    """
 
     tokens: np.ndarray
     images: np.ndarray
+    pictures: tuple[Sizes, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def cut(self, longest: int) -> Samples:
         """These samples truncated to ``longest`` tokens, as training truncates them."""
-        return Samples(np.minimum(self.tokens, longest), self.images)
+        return replace(self, tokens=np.minimum(self.tokens, longest))
 
 
 def read(path: str) -> Samples:
@@ -54,7 +65,14 @@ def read(path: str) -> Samples:
     rows = [_row(row, where) for where, row in FORMS[ending](text, name)]
     if not rows:
         raise InputError(f"{name}: holds no sample")
-    return Samples(*np.array(rows, dtype=np.int64).T)
+    tokens, images = np.array([row[:2] for row in rows], dtype=np.int64).T
+    pictures = tuple(sizes or () for _, _, sizes in rows)
+    if not any(pictures):
+        return Samples(tokens, images)
+    untold = next((number for number, (_, count, sizes) in enumerate(rows, start=1) if sizes is None and count), None)
+    if untold:
+        raise InputError(f"{name}: sample {untold:,}: has no image_sizes, but others have: give those of every sample")
+    return Samples(tokens, images, pictures)
 
 
 def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -101,7 +119,7 @@ def _check_names(names: Sequence[Any], where: str) -> None:
     for name in names:
         if name not in COLUMNS:
             raise InputError(f"{where}: unknown name {quoted(name)}{nearest(name, COLUMNS)}: a sample has "
-                             f"{' and '.join(COLUMNS)} alone")
+                             "tokens, and images or image_sizes, alone")
         if names.count(name) > 1:
             raise InputError(f"{where}: {name} is named twice: keep one")
 
@@ -110,11 +128,25 @@ def _number(text: str) -> Any:
     return int(text) if text.strip().isdecimal() and len(text) < 20 else text
 
 
-def _row(row: Any, where: str) -> tuple[int, int]:
+def _row(row: Any, where: str) -> tuple[int, int, Sizes | None]:
     row = row if isinstance(row, dict) else {"tokens": row}
     _check_names(list(row), where)
-    values = row.get("tokens"), row.get("images", 1)
+    sizes = _sizes(row["image_sizes"], where) if row.get("image_sizes") is not None else None
+    values = row.get("tokens"), row.get("images", 1 if sizes is None else len(sizes))
     for column, value, least, most in zip(COLUMNS, values, (1, 0), MOST):
         if type(value) is not int or not least <= value <= most:
             raise InputError(f"{where}: {column} must be a whole number from {least} to {most:,}, not {quoted(value)}")
-    return values
+    if sizes is not None and values[1] != len(sizes):
+        raise InputError(f"{where}: images is {values[1]}, but image_sizes has {len(sizes)}: leave images out")
+    return values[0], values[1], sizes
+
+
+def _sizes(value: Any, where: str) -> Sizes:
+    """The sizes of a sample's pictures, from a list, or from text with spaces between them."""
+    value = value.split() if isinstance(value, str) else value
+    if not isinstance(value, list):
+        raise InputError(f'{where}: image_sizes must be a list such as ["768x1024"], not {quoted(value)}')
+    try:
+        return sum((image_sizes(ImageSize().check(size)) for size in value), ())
+    except Invalid as error:
+        raise InputError(f"{where}: image_sizes {error}") from None

@@ -1,0 +1,113 @@
+"""A course of the reference loop: each micro-step has its own batch, and the counters are read after every step.
+
+The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), ``held`` (how
+many batches are on the GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
+``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from calibrate.probes import device_query
+
+NOW = ("requested_bytes.all.current", "allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
+"""The last columns of the rows; the first are the peaks of :mod:`calibrate.job.peaks`. Together they are the first of
+:data:`predictor.course.simulate.COLUMNS`."""
+
+
+def trained(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains, and returns the counters after start-up and after each step, up to an out-of-memory error."""
+    import torch
+
+    from calibrate.checks.programs import counters
+    from calibrate.emulator import host_values
+    from calibrate.job.peaks import Counters
+
+    host_values.install()
+    torch.cuda.set_device(0)
+    peaks = Counters(0)
+    refused: list[int] = []
+    attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]  # torch's stub lacks it
+    attach(lambda _device, tried, _total, _free: refused.append(tried))
+    rows: list[list[int]] = []
+    at = [0, 0]
+    error = None
+
+    def note() -> None:
+        highest, stats = peaks.take(), torch.cuda.memory_stats()
+        rows.append([*highest.values(), *(stats[name] for name in NOW)])
+
+    try:
+        _train(task, note, at)
+    except torch.OutOfMemoryError:
+        note()
+        error = {"step": at[0], "micro_step": at[1], "tried_to_allocate_bytes": refused[-1]}
+    return counters.about() | {"rows": rows, "out_of_memory": error}
+
+
+def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> None:
+    import torch
+
+    from calibrate.job import reference_loop, single_rank
+    from calibrate.job.engines import ENGINES, Job
+    from predictor.events.sizes import Shape
+    from predictor.model import code_models, parser
+    from predictor.model.request import Request
+    from predictor.trace.inputs import inputs_of
+    from predictor.workload.workload import Workload
+
+    workload = Workload.from_mapping(task["workload"])
+    model = reference_loop.build_model(workload)
+    config = Request.of(workload).config
+    assert config is not None  # a workload with a model
+
+    def inputs(pictures: Any) -> Any:
+        sizes = tuple(map(tuple, pictures)) or workload.image_sizes
+        return inputs_of(config, model, sizes, workload.video_frames, workload.dtype)
+
+    first = inputs(())
+    facts = parser.describe(model, first.tokens_among(1), first.image_tokens(Request.of(workload).shape))
+    made = {tuple(map(tuple, pictures)): inputs(pictures) for pictures in (
+        entry["pictures"] for micro_steps in task["steps"] for entry in micro_steps)}
+    batches = [[(made[tuple(map(tuple, entry["pictures"]))], entry) for entry in micro_steps]
+               for micro_steps in task["steps"]]
+    batches = [[(one.options, one.batch(Shape(*entry["shape"]), "right" if entry["padded"] else "none"))
+                for one, entry in micro_steps] for micro_steps in batches]  # while the model is on meta
+    reference_loop.choose_attention(workload.sdpa_backend)
+    model = reference_loop.placed(model, workload, None)
+    forward, backward, step = ENGINES[workload.engine](
+        Job(workload, task["rank"], model, facts, partial(reference_loop.to_device, model)))
+    note()
+    every, held = task["empty_cache_steps"], deque[dict[str, Any]]()
+    for number, micro_steps in enumerate(batches):
+        for index, (options, tensors) in enumerate(micro_steps):
+            at[:] = number + 1, index + 1
+            single_rank.settle()
+            held.append({name: tensor.to("cuda") for name, tensor in reference_loop.on_host(tensors).items()})
+            if len(held) > task.get("held", 1):
+                held.popleft()
+            batch = held[-1]
+            output = forward(**batch, **options)
+            loss = code_models.loss_of(output)
+            if workload.keep_outputs == "none":
+                del output
+            if every and number % every == 0:  # transformers 5.17, trainer.py, training_step
+                torch.cuda.empty_cache()
+            backward(loss)
+            if workload.keep_outputs == "backward":
+                del output
+            if workload.keep_outputs != "next_forward":
+                del loss
+            step()
+        note()
+
+
+if __name__ == "__main__":
+    device_query.print_answer(partial(trained, json.loads(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,104 @@
+"""Compares a running training with its simulated course, and says early that it is heading for an error.
+
+The course is a file of ``peakcast predict … --samples FILE --epochs E --json -o course.json``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from calibrate.training.messages import RankMessages
+from predictor.common.errors import InputError
+from predictor.common.files import parse_json, read_text
+from predictor.common.suggestions import file_name
+from predictor.report.units import size_text
+
+LARGEST_FILE_BYTES = 1 << 28
+AHEAD = 10
+"""Steps before a simulated error at which it is said again."""
+TOLERANCE = 0.01
+"""Reserved memory that is off by a larger part than this has left the simulated course."""
+
+
+@dataclass(frozen=True)
+class SimulatedCourse:
+    """What a course's file says of one rank.
+
+    Attributes:
+        reserved_bytes: after start-up and after each step.
+        failure: the simulated out-of-memory error; None if the course survives.
+        cures: settings with which no simulated course runs out of memory.
+    """
+
+    rank: int
+    reserved_bytes: tuple[int, ...]
+    failure: dict[str, Any] | None
+    cures: tuple[str, ...]
+
+
+def read(path: str) -> SimulatedCourse:
+    """Reads the course in the JSON of ``peakcast predict``.
+
+    Raises:
+        InputError: the file cannot be read, or has no course.
+    """
+    name = file_name(path)
+    document = parse_json(read_text(path, "the course", LARGEST_FILE_BYTES), name)
+    try:
+        course = document["course"]
+        cures = tuple(trial["setting"] for trial in course["trials"]
+                      if trial["failed_at"] is None and not trial["failed"])
+        return SimulatedCourse(int(course["rank"]), tuple(map(int, course["columns"]["reserved_bytes"])),
+                               course["failure"], cures)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{name}: has no course: make it with peakcast predict … --samples FILE --epochs 1 --json "
+                         f"-o {name}") from None
+
+
+class CourseWatch:
+    """Follows a training on one rank. Other ranks than the course's draw other batches, and are not compared."""
+
+    def __init__(self, course: SimulatedCourse, messages: RankMessages, rank: int) -> None:
+        self._course, self._messages = course, messages
+        self._is_on_course = self._applies = rank == course.rank
+
+    def begin(self) -> None:
+        """Says at the start what the course ends with."""
+        if self._applies and self._course.failure is not None:
+            self._messages.say(f"the simulated course {self._error()}{self._prevented()}")
+
+    def after_step(self, step: int, reserved_bytes: int) -> None:
+        """Compares reserved memory after a step, and warns where the course has left or nears its error.
+
+        Args:
+            step: from 1 on.
+            reserved_bytes: what PyTorch holds now.
+        """
+        expected = self._course.reserved_bytes
+        if not self._is_on_course or step >= len(expected):
+            return
+        failure = self._course.failure
+        if failure is not None and failure["step"] == step:
+            self._is_on_course = False
+            return self._messages.say(f"step {step:,} survived, although the simulated course {self._error()}: this "
+                                      "training differs from the simulated one")
+        if abs(reserved_bytes - expected[step]) > TOLERANCE * expected[step]:
+            self._is_on_course = False
+            more = "more" if reserved_bytes > expected[step] else "less"
+            return self._messages.say(
+                f"step {step:,}: PyTorch reserves {size_text(reserved_bytes)}, {more} than the simulated "
+                f"{size_text(expected[step])}: batches or loop differ from the simulated ones, and the course is no "
+                "longer followed")
+        if failure is not None and failure["step"] - AHEAD <= step:
+            self._messages.warn("course", f"step {step:,} is as simulated, and the simulated course "
+                                          f"{self._error()}{self._prevented()}")
+
+    def _error(self) -> str:
+        failure = self._course.failure
+        assert failure is not None  # callers have looked
+        return (f"runs out of memory at step {failure['step']:,}, with a batch of {len(failure['samples'])} x "
+                f"{failure['tokens']:,} tokens")
+
+    def _prevented(self) -> str:
+        return f"; prevented by {self._course.cures[0]}" if self._course.cures else ""

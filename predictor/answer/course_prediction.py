@@ -1,0 +1,54 @@
+"""``predict_course()``: from a workload and a dataset to the prediction of a whole course of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from predictor.answer.answer import answer, device_bound, with_interval
+from predictor.answer.dataset import as_the_model_takes_them
+from predictor.answer.decisive_defaults import decisive_defaults
+from predictor.answer.prediction import Prediction
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.common.suggestions import quoted
+from predictor.course.course import Request, Simulation
+from predictor.formula import learned
+from predictor.workload.samples import Samples
+from predictor.workload.workload import Workload
+
+
+def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
+                   tell: Callable[[str], None] = lambda _: None) -> Prediction:
+    """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
+
+    The prediction is for the drawn batch that requests the most memory. Its reserved bytes and its verdict are those of
+    the whole course, which is in ``course``.
+
+    Args:
+        workload: the model, the engine and all other settings. Longer samples are truncated to ``sequence_length``.
+        samples: lengths and images of the dataset's samples.
+        request: how many steps, and how batches are drawn.
+        progress: wraps the list of shapes that must be traced, for example with a progress bar.
+        tell: receives a line about what is simulated.
+
+    Raises:
+        InputError: the workload contradicts the samples, or a batch cannot be predicted.
+    """
+    if learned.is_learned_file(workload.model):
+        raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and no course: "
+                         "leave --steps and --epochs out")
+    workload, samples = as_the_model_takes_them(workload, samples)
+    simulation = Simulation(workload.fill(images_per_sample=int(samples.images.max() > 0)), samples, request, progress,
+                            tell)
+    course = simulation.run()
+    job = simulation.heaviest(course)
+    prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
+    reserved = with_interval(course.peak_reserved_bytes, job.margin.of("reserved"))
+    prediction = replace(
+        prediction, course=course, reserved=reserved, verdict=course.verdict, out_of_memory=None,
+        device=device_bound(reserved, job.margin) if prediction.device else None,
+        headroom_bytes=None if workload.capacity is None else workload.capacity - reserved.bytes,
+        filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
+        not_modelled=prediction.not_modelled + course.caveats)
+    return replace(prediction, assumptions=decisive_defaults(prediction))

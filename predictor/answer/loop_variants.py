@@ -1,0 +1,85 @@
+"""How much reserved memory depends on details of the training loop: the same job in several loops, each simulated.
+
+Loops with the same requested bytes may reserve different amounts, because small buffers that live a little longer split
+what would be one idle block. The loops differ in when a batch comes to the GPU and goes, in what outlives backward, and
+in how many steps run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from predictor.allocator.simulate import Device
+from predictor.answer import loop_difference
+from predictor.answer.prediction import LoopVariant, Prediction
+from predictor.course.parts import CutRun
+from predictor.course.player import Player
+from predictor.events.composed_run import Run
+from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.training_job import Job
+
+STEPS = 10
+"""Steps of the longer loops."""
+FRAGILE = 0.01
+"""A spread of reserved memory beyond this part of it is called fragile."""
+
+
+def with_loops(prediction: Prediction, job: Job) -> Prediction:
+    """The prediction with its reserved memory in other loops, which ``_low`` and ``_high`` then include."""
+    variants = tuple(loop_variants(job, prediction.peak.reserved_rank))
+    known = [one.reserved_bytes for one in variants if one.reserved_bytes is not None]
+    reserved = prediction.reserved
+    if known:
+        low, high = ((reserved.bytes if bound is None else bound) for bound in (reserved.low, reserved.high))
+        reserved = replace(reserved, low=min(low, *known), high=max(high, *known))
+    return replace(prediction, loops=variants, reserved=reserved)
+
+
+def is_fragile(prediction: Prediction) -> bool:
+    """Whether reserved memory differs between loops by more than :data:`FRAGILE`."""
+    known = [one.reserved_bytes for one in prediction.loops or () if one.reserved_bytes is not None]
+    return bool(known) and max(known) > min(known) * (1 + FRAGILE)
+
+
+def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
+    """A rank of the job in each loop; without loops that were not compared for it."""
+    if isinstance(job, LearnedJob) or job.workload.mode != "training":
+        return
+    capacity = job.workload.capacity
+    limit = None if capacity is None else max(0, capacity - job.margin.runtime_expected)
+
+    def variant(loop: str, job: Job, steps: int, held: int | None) -> LoopVariant:
+        run = replace(job, evaluation=None).run(limit, rank)
+        player = Player(Device(job.setup.allocator, limit, capacity), held)
+        survives = _plays(run, job, player, steps)
+        return LoopVariant(loop, player.state().peak_reserved_bytes if survives else None)
+
+    for text, steps, held in (
+            ("the reference loop: one batch for all steps", 3, None),
+            (f"the reference loop, {STEPS} steps", STEPS, None),
+            (f"each micro-step brings its batch and replaces the last one, {STEPS} steps", STEPS, 1),
+            (f"the loader is one batch ahead, {STEPS} steps", STEPS, 2)):
+        yield variant(text, job, steps, held)
+    for keep in loop_difference.KEEPING:
+        other = loop_difference.with_loop(job, keep_outputs=keep)
+        if other is not None:
+            yield variant(f"the output is kept (keep_outputs {keep}), {STEPS} steps", other, STEPS, 1)
+    other = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
+    if other is not None and other.setup.zero_grad != job.setup.zero_grad:
+        yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", other, STEPS, 1)
+
+
+def _plays(run: Run, job: Job, player: Player, steps: int) -> bool:
+    """Plays so many steps of a run with equal batches. Returns whether they survive."""
+    cut, count = CutRun(run.events, job.formula.micro, job.setup.micro_steps), job.setup.gradient_accumulation_steps
+    parts = [cut.start]
+    for step in range(1, steps + 1):
+        parts += [cut.micro_step(step, index, count) for index in range(count)] + [cut.optimizer_step(step)]
+
+    def sizes(rows: np.ndarray) -> np.ndarray:
+        return run.row_bytes[run.events.buffers.size[rows]]
+
+    return all(player.play(part, sizes) is None for part in parts)

@@ -1,0 +1,362 @@
+"""A course over a dataset: reserved memory step by step, the first out-of-memory error, its chance, and what cures it.
+
+    Simulation(workload, samples, Request(steps=1000)).run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.allocator.simulate import Device
+from predictor.common.errors import InputError
+from predictor.common.progress import Progress
+from predictor.course import cures
+from predictor.course.cures import Cure, Setting
+from predictor.course.intervals import wilson
+from predictor.course.runs import BatchRuns
+from predictor.course.sampler import Sampler, Sampling, Step
+from predictor.course.simulate import COLUMNS, OutOfMemoryAt, RankCourse, simulate
+from predictor.jobs.training_job import Job
+from predictor.workload.samples import Samples
+from predictor.workload.workload import Workload
+
+MOST_RANKS = 16
+"""Most ranks of a job that are simulated; of more, an even selection from the first to the last."""
+MOST_STEPS = 1_000_000
+RANK_STEPS = 25_000
+"""Steps of all ranks and seeds together that the default number of seeds stays within: about a minute."""
+MOST_CURED = 3
+"""Seeds that run out of memory with which a cure is tried."""
+MOST_SEEDS, FEWEST_SEEDS = 20, 3
+SEED_STRIDE = 1_000
+"""Between two seeds; each epoch of a course adds 1 to its seed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to simulate.
+
+    Attributes:
+        steps: number of optimizer steps; None for ``epochs``.
+        epochs: number of epochs, which may be a fraction.
+        sampling: how batches are drawn.
+        seeds: number of seeds for the chance of an out-of-memory error; None for as many as take about a minute.
+        empty_cache_steps: transformers' ``torch_empty_cache_steps``; None for never.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    sampling: Sampling = Sampling()
+    seeds: int | None = None
+    empty_cache_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) is (self.epochs is None):
+            raise InputError("a course needs --steps or --epochs, and not both")
+        for name, value in (("steps", self.steps), ("epochs", self.epochs), ("seeds", self.seeds),
+                            ("empty_cache_steps", self.empty_cache_steps)):
+            if value is not None and not 0 < value <= MOST_STEPS:
+                raise InputError(f"{name} {value}: must be above 0, and at most {MOST_STEPS:,}")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first allocation that fails in a course.
+
+    Attributes:
+        step, micro_step, epoch: from 1 on; step 0 is start-up.
+        samples: the batch's samples, as their numbers in the file, from 1 on.
+        tokens, images: of the batch: tokens of its longest sample, images of all.
+        requested_bytes: what could not be allocated.
+        idle_bytes: what PyTorch had reserved and no block held.
+    """
+
+    rank: int
+    step: int
+    micro_step: int
+    epoch: int
+    samples: tuple[int, ...]
+    tokens: int
+    images: int
+    moment: str
+    module: str
+    operator: str
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+    @property
+    def idle_bytes(self) -> int:
+        return self.reserved_bytes - self.allocated_bytes
+
+    @classmethod
+    def of(cls, found: OutOfMemoryAt) -> Failure:
+        """The failure that a simulation found."""
+        shortage, shape = found.shortage, found.batch.shape if found.batch else None
+        return cls(found.rank, found.step, found.micro_step, found.epoch + 1,
+                   tuple(index + 1 for index in found.samples), shape.sequence if shape else 0,
+                   shape.images if shape else 0, shortage.tag.moment.value, shortage.tag.module, shortage.tag.operator,
+                   shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes)
+
+
+@dataclass(frozen=True)
+class Chance:
+    """How likely a course runs out of memory.
+
+    Attributes:
+        seeds: number of seeds of the sampler that were simulated.
+        failed: number of those that ran out of memory.
+        low, high: bounds of the probability, with 95 % confidence (Wilson's interval).
+        failed_at: the step of each failure, in ascending order.
+        failed_seeds: the seeds that failed.
+    """
+
+    seeds: int
+    failed: int
+    low: float
+    high: float
+    failed_at: tuple[int, ...]
+    failed_seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The course under a changed setting.
+
+    Attributes:
+        setting: the change, as the user would write it.
+        failed_at: the step at which it runs out of memory; None if it survives.
+        peak_reserved_bytes: the most that a rank reserves.
+        calls_per_step: segments (or ranges of pages) that the driver granted or got back, per step of a rank.
+        seeds: number of seeds of :attr:`Chance.failed_seeds` that were simulated with it.
+        failed: number of those that still run out of memory.
+        costs: its other price in words.
+    """
+
+    setting: str
+    failed_at: int | None
+    peak_reserved_bytes: int
+    calls_per_step: float
+    seeds: int
+    failed: int
+    costs: str
+
+    @property
+    def prevents(self) -> bool:
+        """Whether no simulated course runs out of memory with it."""
+        return self.failed_at is None and not self.failed
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """A simulated course.
+
+    Attributes:
+        samples: number of samples in the dataset.
+        steps, steps_per_epoch: optimizer steps.
+        ranks: the simulated ranks; :attr:`left_out` is the number of others.
+        limit_bytes: what PyTorch may reserve; None without a capacity.
+        verdict: ``fits``, ``uncertain``, ``does_not_fit``; None without a capacity.
+        rank: the rank of the columns: the one that fails first, or else the one that reserves the most.
+        columns: for each name of :data:`COLUMNS` the value after start-up and after (or the most during) each step, up
+            to the failing one.
+        failure: None if no rank runs out of memory.
+        chance: None if the GPU is not named.
+        trials: other settings; empty if the GPU is not named, or if no seed runs out of memory.
+        caveats: what the course leaves out.
+    """
+
+    samples: int
+    steps: int
+    steps_per_epoch: int
+    sampling: Sampling
+    empty_cache_steps: int | None
+    ranks: tuple[int, ...]
+    left_out: int
+    limit_bytes: int | None
+    verdict: str | None
+    rank: int
+    columns: dict[str, tuple[int, ...]]
+    failure: Failure | None
+    calls_per_step: float
+    chance: Chance | None = None
+    trials: tuple[Trial, ...] = ()
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that the rank reserved."""
+        return max(self.columns["peak_reserved_bytes"])
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that blocks of the rank held."""
+        return max(self.columns["peak_allocated_bytes"])
+
+    @property
+    def idle_bytes(self) -> tuple[int, ...]:
+        """For each step what PyTorch reserved beyond what blocks held at most."""
+        return tuple(np.subtract(self.columns["peak_reserved_bytes"], self.columns["peak_allocated_bytes"]).tolist())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        document = asdict(replace(self, columns={}, failure=None)) | {
+            "peak_allocated_bytes": self.peak_allocated_bytes, "peak_reserved_bytes": self.peak_reserved_bytes,
+            "columns": {name: list(values) for name, values in self.columns.items()} | {
+                "idle_bytes": list(self.idle_bytes)},
+            "failure": self.failure and asdict(self.failure) | {"samples": list(self.failure.samples),
+                                                                "idle_bytes": self.failure.idle_bytes}}
+        return document
+
+
+class Simulation:
+    """The courses of one workload over one dataset, under several seeds and settings.
+
+    Args:
+        workload: its sequence length cuts longer samples.
+        samples: as the model takes them.
+        progress: shows the shapes that are traced.
+        tell: receives a line about what is simulated.
+
+    Raises:
+        InputError: a batch cannot be predicted.
+    """
+
+    def __init__(self, workload: Workload, samples: Samples, request: Request, progress: Progress | None = None,
+                 tell: Callable[[str], None] = lambda _: None) -> None:
+        self._workload, self._samples, self._request, self._tell = workload, samples, request, tell
+        self._runs = BatchRuns(workload, samples, progress)
+        sampler = self._sampler(request.sampling)
+        self.steps = request.steps or max(1, round((request.epochs or 0) * sampler.steps_per_epoch))
+        self.steps_per_epoch = sampler.steps_per_epoch
+        if self.steps > MOST_STEPS:
+            raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
+        self._drawn: dict[Sampling, list[Step]] = {}
+        first = self._runs.batch(self.drawn(request.sampling)[0].batches[0][0])
+        self.job: Job = self._runs.job(first)
+        different = self.job.different_ranks() if workload.rank != "worst" else list(range(self.job.setup.world_size))
+        if workload.rank != "worst":
+            different = [int(workload.rank)]
+        self._ranks = different if len(different) <= MOST_RANKS else [
+            different[place * (len(different) - 1) // (MOST_RANKS - 1)] for place in range(MOST_RANKS)]
+        self._left_out = len(different) - len(self._ranks)
+        self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling)
+
+    def heaviest(self, course: Course) -> Job:
+        """The job of the batch of a course's rank that requests the most memory."""
+        step = max(1, int(np.argmax(course.columns["peak_requested_bytes"])))
+        place = self._runs.place(course.rank)
+        batches = [self._runs.batch(of_ranks[place % len(of_ranks)])
+                   for of_ranks in self.drawn(self._request.sampling)[step - 1].batches]
+        return self._runs.exact_job(max(batches, key=lambda batch: (batch.shape.batch * batch.shape.sequence,
+                                                                    batch.shape.images)))
+
+    def run(self) -> Course:
+        """The course; with a GPU also its verdict, its chance over seeds, and its cures."""
+        capacity, margin = self._workload.capacity, self.job.margin
+        limit = None if capacity is None else max(0, capacity - margin.runtime_expected)
+        self._tell(f"{self.steps:,} steps on {len(self._ranks)} rank(s)")
+        worst = self.worst(self._setting, limit)
+        course = Course(
+            samples=len(self._samples), steps=self.steps, steps_per_epoch=self.steps_per_epoch,
+            sampling=self._request.sampling, empty_cache_steps=self._request.empty_cache_steps,
+            ranks=tuple(self._ranks), left_out=self._left_out, limit_bytes=limit, verdict=None, rank=worst.rank,
+            columns={name: tuple(getattr(worst.memory, name).tolist()) for name in COLUMNS},
+            failure=Failure.of(worst.failure) if worst.failure else None, calls_per_step=_calls(worst),
+            caveats=tuple(self._caveats(worst)))
+        if capacity is None:
+            return course
+        dies = [self.worst(self._setting, bound).failure is not None for bound in margin.limits(capacity)]
+        verdict = "uncertain" if len({*dies, worst.failure is not None}) > 1 else "does_not_fit" if dies[0] else "fits"
+        course = replace(course, verdict=verdict)
+        chance = self._chance(self._setting, limit, self._seeds())
+        changed = cures.of(self._setting) if chance.failed or verdict != "fits" else ()
+        return replace(course, chance=chance, trials=tuple(self._trial(cure, limit, chance) for cure in changed))
+
+    # courses ----------------------------------------------------------------------------------------------------
+
+    def drawn(self, sampling: Sampling) -> list[Step]:
+        """The steps, as a sampler draws them."""
+        if sampling not in self._drawn:
+            steps = self._sampler(sampling).steps(self.steps)
+            self._runs.check(self._runs.batch(indices) for step in steps for batches in step.batches
+                             for indices in batches)
+            self._drawn = {**dict(list(self._drawn.items())[-3:]), sampling: steps}  # few are needed again
+        return self._drawn[sampling]
+
+    def worst(self, setting: Setting, limit_bytes: int | None) -> RankCourse:
+        """The course of the rank that runs out of memory first, or else of the one that reserves the most."""
+        steps = self.drawn(setting.sampling)
+        device = Device(setting.allocator, limit_bytes, self._workload.capacity)
+        first: RankCourse | None = None
+        most: RankCourse | None = None
+        for rank in self._ranks:
+            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps)
+            if found.failure and (first is None or found.failure.order < _order(first)):
+                first, steps = found, steps[: found.failure.step]
+            if most is None or found.memory.peak_reserved_bytes.max() > most.memory.peak_reserved_bytes.max():
+                most = found
+        assert most is not None  # a job has a rank
+        return first or most
+
+    def _sampler(self, sampling: Sampling) -> Sampler:
+        workload = self._workload
+        return Sampler(self._samples.tokens, workload.per_device_train_batch_size, workload.data_parallel_size,
+                       workload.gradient_accumulation_steps, sampling)
+
+    # chances and cures ------------------------------------------------------------------------------------------
+
+    def _seeds(self) -> int:
+        """The number of seeds to simulate."""
+        affordable = RANK_STEPS // (self.steps * len(self._ranks))
+        return self._request.seeds or min(MOST_SEEDS, max(FEWEST_SEEDS, affordable))
+
+    def _chance(self, setting: Setting, limit: int | None, seeds: int) -> Chance:
+        failed: list[tuple[int, int]] = []
+        for number in range(seeds):
+            self._tell(f"seed {number + 1} of {seeds}")
+            seed = setting.sampling.seed + SEED_STRIDE * number
+            found = self._of_seed(setting, limit, seed).failure
+            failed += [(found.step, seed)] if found else []
+        failed.sort()
+        return Chance(seeds, len(failed), *wilson(len(failed), seeds), tuple(step for step, _ in failed),
+                      tuple(seed for _, seed in failed))
+
+    def _of_seed(self, setting: Setting, limit: int | None, seed: int) -> RankCourse:
+        return self.worst(replace(setting, sampling=replace(setting.sampling, seed=seed)), limit)
+
+    def _trial(self, cure: Cure, limit: int | None, chance: Chance) -> Trial:
+        """The course with a cure, and if that survives, the first seeds that failed without it."""
+        self._tell(cure.text)
+        worst = self.worst(cure.setting, limit)
+        seeds = [] if worst.failure else [seed for seed in chance.failed_seeds if seed != cure.setting.sampling.seed]
+        seeds = seeds[:MOST_CURED]
+        failed = sum(self._of_seed(cure.setting, limit, seed).failure is not None for seed in seeds)
+        return Trial(cure.text, worst.failure.step if worst.failure else None,
+                     int(worst.memory.peak_reserved_bytes.max()), _calls(worst), len(seeds), failed, cure.costs)
+
+    def _caveats(self, worst: RankCourse) -> Iterator[str]:
+        """What the course leaves out."""
+        yield "evaluations and the saving of checkpoints between the steps"
+        if self._left_out:
+            yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
+        if self._request.sampling.strategy == "group_by_length":
+            yield "the Trainer's own order of batches: group_by_length draws it from a generator whose state is unknown"
+        if worst.unmatched:
+            yield f"{worst.unmatched} buffers that batches of different kinds hand over in different ways"
+
+
+def _order(course: RankCourse) -> tuple[int, int]:
+    assert course.failure is not None
+    return course.failure.order
+
+
+def _calls(course: RankCourse) -> float:
+    """Segments that the driver granted or got back after start-up, per step."""
+    memory, steps = course.memory, len(course.memory.granted) - 1
+    calls = (memory.granted + memory.returned)[[0, -1]]
+    return float(calls[1] - calls[0]) / max(steps, 1)

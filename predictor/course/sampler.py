@@ -1,0 +1,148 @@
+"""Draws the batches of each step and rank as Hugging Face's Trainer does, over one or more epochs.
+
+Sources: transformers 5.17, trainer.py (``_get_train_sampler``, ``train_sampling_strategy``) and trainer_pt_utils.py
+(``get_length_grouped_indices``); accelerate 1.15, data_loader.py (``SeedableRandomSampler``, ``BatchSamplerShard``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from predictor.common.errors import InputError
+from predictor.common.suggestions import quoted
+from predictor.course.permutation import LARGEST, randperm
+
+STRATEGIES = ("random", "group_by_length", "sequential")
+"""Values of transformers' ``train_sampling_strategy``."""
+MOST_GROUPED = 50
+"""Most batches of a mega-batch, in which samples are sorted by length."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a trainer draws batches.
+
+    Attributes:
+        strategy: one of :data:`STRATEGIES`.
+        seed: ``data_seed`` or ``seed`` of the Trainer. Each epoch adds its number to it.
+        drop_last: whether samples that do not fill a batch at the end of an epoch are left out.
+        longest_first: whether the step with the longest batch of the course is moved to its beginning.
+    """
+
+    strategy: str = "random"
+    seed: int = 42
+    drop_last: bool = False
+    longest_first: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise InputError(f"sampling {quoted(self.strategy)}: must be {', '.join(STRATEGIES)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The batches of one optimizer step.
+
+    Attributes:
+        number: from 1 on.
+        epoch: from 0 on.
+        batches: for each micro-step, the batch of each data-parallel rank, as indices of samples.
+    """
+
+    number: int
+    epoch: int
+    batches: list[list[np.ndarray]]
+
+
+@dataclass(frozen=True, eq=False)
+class Sampler:
+    """The batches of a training.
+
+    Attributes:
+        lengths: ``int64[samples]``, tokens of each sample.
+        size: samples in a batch.
+        ranks: data-parallel ranks; each gets its own batches.
+        micro_steps: micro-steps of an optimizer step.
+    """
+
+    lengths: np.ndarray
+    size: int
+    ranks: int
+    micro_steps: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) >= LARGEST:
+            raise InputError(f"samples: {len(self.lengths):,}: at most {LARGEST - 1:,} are drawn")
+        if not self.steps_per_epoch:
+            raise InputError(f"samples: {len(self.lengths):,} are fewer than the batches of one step have, and "
+                             "incomplete ones are dropped")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that each rank gets in an epoch."""
+        whole, rest = divmod(len(self.lengths), self.size)
+        batches = whole + (rest > 0 and not self.sampling.drop_last)
+        return batches // self.ranks if self.sampling.drop_last else -(-batches // self.ranks)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch; the last may have fewer micro-steps."""
+        return -(-self.batches_per_epoch // self.micro_steps)
+
+    def steps(self, count: int) -> list[Step]:
+        """The first ``count`` steps."""
+        steps = list(islice(self._endless(), count))
+        if self.sampling.longest_first:
+            longest = max(range(len(steps)), key=lambda index: self._longest(steps[index]))
+            first, other = steps[0], steps[longest]
+            steps[0] = Step(1, first.epoch, other.batches)
+            steps[longest] = Step(other.number, other.epoch, first.batches)
+        return steps
+
+    def _longest(self, step: Step) -> int:
+        """Tokens of the step's largest batch, padding included."""
+        return max(len(batch) * int(self.lengths[batch].max()) for batches in step.batches for batch in batches)
+
+    def _endless(self) -> Iterator[Step]:
+        number = epoch = 0
+        while True:
+            batches = self._epoch(epoch)
+            for start in range(0, len(batches), self.micro_steps):
+                number += 1
+                yield Step(number, epoch, batches[start : start + self.micro_steps])
+            epoch += 1
+
+    def _epoch(self, epoch: int) -> list[list[np.ndarray]]:
+        """The batches of an epoch: of each turn of the ranks, one for each rank.
+
+        If several ranks do not share the batches evenly, samples from the beginning of the epoch fill up the last turn
+        (``even_batches``); a single rank gets a smaller batch.
+        """
+        order, each = self._order(epoch), self.size * self.ranks
+        turns, rest = divmod(len(order), each)
+        if rest and not self.sampling.drop_last and self.ranks > 1:
+            order, turns, rest = np.concatenate([order, np.resize(order[:each], each - rest)]), turns + 1, 0
+        batches = list(order[: turns * each].reshape(turns, self.ranks, self.size))
+        result = [list(of_ranks) for of_ranks in batches]
+        return result + [[order[turns * each :]]] if rest and not self.sampling.drop_last else result
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.sampling.strategy == "sequential":
+            return np.arange(len(self.lengths))
+        order = randperm(len(self.lengths), self.sampling.seed + epoch)
+        return self._grouped(order) if self.sampling.strategy == "group_by_length" else order
+
+    def _grouped(self, order: np.ndarray) -> np.ndarray:
+        """Samples sorted by length within mega-batches, with the longest of all first."""
+        size = self.size * self.micro_steps
+        mega = size * max(1, min(len(order) // (4 * size), MOST_GROUPED))
+        parts = [order[start : start + mega] for start in range(0, len(order), mega)]
+        parts = [part[np.argsort(-self.lengths[part], kind="stable")] for part in parts]
+        longest = int(np.argmax([self.lengths[part[0]] for part in parts]))
+        parts[0][0], parts[longest][0] = parts[longest][0], parts[0][0]
+        return np.concatenate(parts)

@@ -1,0 +1,22 @@
+"""Renders how much reserved memory depends on the training loop."""
+
+from __future__ import annotations
+
+from predictor.answer.loop_variants import is_fragile
+from predictor.answer.prediction import Prediction
+from predictor.report.units import size_text
+
+
+def sentences(prediction: Prediction) -> list[str]:
+    """A sentence about the spread, and one for each loop; empty if no loops were simulated."""
+    if not prediction.loops:
+        return []
+    known = [one.reserved_bytes for one in prediction.loops if one.reserved_bytes is not None]
+    lines = [f"- {one.loop}: " + ("runs out of memory" if one.reserved_bytes is None else size_text(one.reserved_bytes))
+             for one in prediction.loops]
+    if not known:
+        return ["In every simulated loop it runs out of memory.", *lines]
+    spread = f"{size_text(min(known))} to {size_text(max(known))}, {max(known) / min(known) - 1:.1%}"
+    if is_fragile(prediction):
+        return [f"Reserved memory is fragile: it depends on details of the loop ({spread}):", *lines]
+    return [f"Reserved memory hardly depends on the loop ({spread}):", *lines]

@@ -1,0 +1,75 @@
+"""``peakcast predict --samples FILE --steps N``: its report, its JSON, its picture, and messages about options."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from predictor import cli
+
+JOB = ("predict", "llava-1.5-7b", "--per-device-train-batch-size", "4", "--data-parallel-size", "8", "--zero-stage",
+       "2", "--rank", "0", "--profile", "none")
+SHORT = ("--capacity-bytes", "30GiB", "--seeds", "2")
+
+
+@pytest.fixture
+def lengths(tmp_path) -> str:
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens,images\n" + "".join(f"{620 + 37 * index % 1400},1\n" for index in range(200)))
+    return str(path)
+
+
+def answered(capsys, *words: str) -> tuple[int, str, str]:
+    code = cli.main([*JOB, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_report_says_which_step_and_batch_fail_and_what_prevents_it(capsys, lengths, tmp_path):
+    code, out, _ = answered(capsys, "--samples", lengths, "--steps", "6", *SHORT, "--plot", str(tmp_path / "a.svg"))
+    assert code == 1 and len(out.splitlines()) <= 50 and max(map(len, out.splitlines())) <= 100
+    words = " ".join(out.split())
+    assert re.match(r"This training runs out of memory at step [12] of 6\.", out)
+    assert "of epoch 1 fails on rank 0 in" in words and "its batch is 4 × " in words
+    assert "Of 2 seeds 2 run out of memory within 6 steps" in words
+    assert "expandable_segments:True" in out and "segment calls" in out
+    picture = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert picture.tag.endswith("svg") and "PyTorch may reserve" in "".join(picture.itertext())
+
+
+def test_the_json_has_every_step(capsys, lengths):
+    code, out, _ = answered(capsys, "--samples", lengths, "--epochs", "0.5", "--json")
+    course = json.loads(out)["course"]
+    assert code == 0 and course["steps"] == round(course["steps_per_epoch"] / 2)
+    assert {len(column) for column in course["columns"].values()} == {course["steps"] + 1}
+    assert {"reserved_bytes", "idle_bytes", "granted"} <= course["columns"].keys()
+    assert (course["failure"], course["chance"], course["trials"]) == (None, None, [])
+
+
+def test_details_add_the_heaviest_batch(capsys, lengths):
+    code, out, _ = answered(capsys, "--samples", lengths, "--steps", "3", "--details")
+    assert code == 0 and "The batch that requests the most memory:" in out and "Not modelled: " in out
+    assert "evaluations and the saving of checkpoints between the steps" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("words, message", [
+    (("--steps", "5"), "add --samples FILE"),
+    (("--seeds", "5"), "--seeds is of a whole training: add --steps N or --epochs E"),
+    (("--drop-last",), "--drop-last is of a whole training"),
+    (("--samples", "LENGTHS", "--steps", "5", "--epochs", "1"), "and not both"),
+    (("--samples", "LENGTHS", "--steps", "5", "--sampling", "longest"), "must be random, group_by_length, sequential"),
+    (("--samples", "LENGTHS", "--steps", "5", "--maximum-load"), "--maximum-load is about one batch"),
+    (("--samples", "LENGTHS", "--steps", "0"), "steps 0: must be above 0"),
+    (("--samples", "LENGTHS", "--epochs", "1e9"), "epochs 1000000000.0: must be above 0"),
+])
+def test_a_mistake_is_one_line(capsys, lengths, words, message):
+    code, out, err = answered(capsys, *(lengths if word == "LENGTHS" else word for word in words))
+    assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+def test_the_worst_batch_of_pictures_of_several_sizes_is_not_asked_for(capsys, tmp_path):
+    path = tmp_path / "pictures.json"
+    path.write_text(json.dumps([{"tokens": 900, "image_sizes": ["336x336"]}] * 9))
+    code, _, err = answered(capsys, "--samples", str(path))
+    assert code == 2 and "add --steps or --epochs" in err

@@ -1,0 +1,136 @@
+"""Courses: a course of equal batches is the composed run, failures name their batch, and other settings are compared."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from predictor.allocator import AllocatorSettings
+from predictor.allocator.simulate import Device
+from predictor.answer.course_prediction import predict_course
+from predictor.common.errors import InputError
+from predictor.course import cures
+from predictor.course.course import Request, Simulation
+from predictor.course.cures import Setting
+from predictor.course.intervals import wilson
+from predictor.course.parts import CutRun
+from predictor.course.player import Player
+from predictor.course.sampler import Sampling
+from predictor.jobs import dispatch
+from predictor.workload.samples import Samples
+from predictor.workload.workload import Workload
+
+GIB = 1 << 30
+LLAVA = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "profile": "none"}
+JOBS = {
+    "zero2": {"zero_stage": 2, "data_parallel_size": 8}, "zero2, accumulated": {
+        "zero_stage": 2, "data_parallel_size": 8, "gradient_accumulation_steps": 5},
+    "zero1": {"zero_stage": 1, "data_parallel_size": 8, "gradient_accumulation_steps": 3}, "lora": {"recipe": "lora"},
+    "ddp": {"engine": "ddp", "data_parallel_size": 2, "gradient_accumulation_steps": 2},
+    "late frees": {"zero_grad": "before_backward", "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("keys", JOBS.values(), ids=JOBS)
+def test_parts_of_one_run_in_turn_request_what_the_run_requests(keys):
+    job = dispatch.prepare(Workload(**LLAVA, **keys))
+    run, count = job.run(None), job.setup.gradient_accumulation_steps
+    cut = CutRun(run.events, job.formula.micro, job.setup.micro_steps)
+    player, peaks = Player(Device(AllocatorSettings())), []
+
+    def sizes(rows: np.ndarray) -> np.ndarray:
+        return run.row_bytes[run.events.buffers.size[rows]]
+
+    player.play(cut.start, sizes)
+    for step in range(1, 6):
+        player.reset_peaks()
+        parts = [cut.micro_step(step, index, count) for index in range(count)] + [cut.optimizer_step(step)]
+        for part in parts:
+            player.play(part, sizes, cut.first_only(part))
+        peaks.append(player.state().peak_requested_bytes)
+    expected = [int(run.live[run.events.step == step].max()) for step in (1, 2, 3)]
+    assert peaks[:3] == expected and peaks[3:] == [expected[2]] * 2
+    assert player.unmatched == 0
+
+
+def lengths(count: int = 400, seed: int = 0, longest: int = 2048) -> Samples:
+    tokens = np.clip(np.random.default_rng(seed).lognormal(6.9, 0.4, count).astype(int), 620, longest)
+    return Samples(tokens, np.ones_like(tokens))
+
+
+def simulation(**keys) -> Simulation:
+    workload = Workload(**LLAVA | {"sequence_length": 2048, "zero_stage": 2, "data_parallel_size": 8} | keys)
+    return Simulation(workload.fill(images_per_sample=1), lengths(), Request(steps=12, seeds=3))
+
+
+def test_without_a_gpu_a_course_has_no_verdict_and_never_fails():
+    course = simulation(rank=0).run()
+    assert (course.verdict, course.failure, course.chance, course.trials, course.limit_bytes) == (None,) * 3 + ((), None)
+    assert {len(column) for column in course.columns.values()} == {13}
+    assert course.rank == 0 and course.steps_per_epoch == 13
+    assert course.peak_reserved_bytes == max(course.columns["reserved_bytes"])
+
+
+def test_the_first_failure_names_its_batch_and_the_chance_counts_seeds():
+    free = simulation().run()
+    short = simulation(capacity_bytes=free.peak_allocated_bytes + GIB // 2).run()
+    failure, chance = short.failure, short.chance
+    assert failure is not None and chance is not None and short.verdict == "does_not_fit"
+    assert failure.step == len(short.columns["retries"]) - 1
+    tokens = lengths().tokens[[number - 1 for number in failure.samples]]
+    assert (len(tokens), failure.tokens, failure.images) == (4, tokens.max(), 4)
+    assert failure.reserved_bytes + failure.requested_bytes > short.limit_bytes
+    assert chance.failed == len(chance.failed_at) == len(chance.failed_seeds) == 3
+    assert (chance.low, chance.high) == wilson(3, 3)
+    assert [trial.setting for trial in short.trials] == [cure.text for cure in cures.of(
+        Setting("", None, Sampling()))]
+
+
+def test_enough_memory_fits_and_needs_no_cure():
+    course = simulation(capacity_bytes=80 * GIB).run()
+    assert (course.verdict, course.failure, course.trials) == ("fits", None, ())
+    assert course.chance is not None and (course.chance.failed, course.chance.low) == (0, 0.0)
+
+
+def test_growth_is_linear_in_steps_and_a_longer_course_begins_with_the_shorter_one():
+    workload = Workload(**LLAVA | {"sequence_length": 2048, "rank": 0, "zero_stage": 2, "data_parallel_size": 8}
+                        ).fill(images_per_sample=1)
+    short, long = (Simulation(workload, lengths(), Request(steps=steps)).run() for steps in (5, 9))
+    assert long.columns["reserved_bytes"][:6] == short.columns["reserved_bytes"]
+
+
+def test_a_prediction_has_the_course_and_its_reserved_memory():
+    workload = Workload(**LLAVA | {"sequence_length": 1500, "zero_stage": 2, "data_parallel_size": 8},
+                        capacity_bytes=80 * GIB)
+    prediction = predict_course(workload, lengths(longest=1500), Request(epochs=0.5, seeds=1))
+    course = prediction.course
+    assert course is not None and course.steps == 6
+    document = prediction.to_json()
+    assert document["course"]["columns"]["reserved_bytes"] == list(course.columns["reserved_bytes"])
+    assert document["peak_reserved_bytes"] == course.peak_reserved_bytes
+    assert document["verdict"] == course.verdict == "fits"
+    assert document["workload"]["sequence_length"] <= 1500
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({}, "--steps or --epochs"), ({"steps": 2, "epochs": 1.0}, "not both"), ({"steps": 0}, "steps 0"),
+    ({"epochs": -1.0}, "epochs -1"), ({"steps": 5, "seeds": 0}, "seeds 0"),
+    ({"steps": 5, "empty_cache_steps": -2}, "empty_cache_steps -2")])
+def test_a_wrong_request_is_one_line(keys, words):
+    with pytest.raises(InputError, match=words):
+        Request(**keys)
+
+
+@pytest.mark.parametrize("hits, trials, low, high", [
+    (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (1, 20, 0.0089, 0.2361)])
+def test_the_interval_is_wilsons(hits, trials, low, high):
+    assert wilson(hits, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_cures_leave_out_what_is_set_already():
+    base = Setting("", None, Sampling())
+    assert [cure.text for cure in cures.of(replace(base, conf="expandable_segments:True", empty_cache_steps=4))] == [
+        "the longest batch first"]
+    assert "max_split_size_mb:128" in [cure.text for cure in cures.of(base)]
+    assert "the longest batch first" not in [cure.text for cure in cures.of(
+        replace(base, sampling=Sampling(longest_first=True)))]

@@ -1,0 +1,46 @@
+"""Samples whose pictures differ in size: read from every form, and wrong ones named."""
+
+import pytest
+
+from predictor.common.errors import InputError
+from predictor.workload import samples
+
+SIZES = (((768, 1024), (640, 640)), ((480, 640),), ())
+FILES = {
+    "a.jsonl": '{"tokens": 900, "image_sizes": ["768x1024", 640]}\n{"tokens": 400, "image_sizes": ["480x640"]}\n'
+               '{"tokens": 30, "images": 0}\n',
+    "a.csv": "tokens,image_sizes\n900,768x1024 640\n400,480x640\n30,\n",
+    "a.json": '[{"tokens": 900, "image_sizes": ["768x1024", "640x640"]}, {"tokens": 400, "images": 1, "image_sizes": '
+              '["480x640"]}, {"tokens": 30, "image_sizes": []}]',
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "a.csv"])
+def test_sizes_are_read_and_counted(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(FILES[name])
+    found = samples.read(str(path))
+    assert (found.pictures, found.images.tolist(), found.tokens.tolist()) == (SIZES, [2, 1, 0], [900, 400, 30])
+    assert found.cut(500).tokens.tolist() == [500, 400, 30] and found.cut(500).pictures == SIZES
+
+
+def test_a_sample_without_pictures_says_so_in_csv(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("tokens,images,image_sizes\n900,2,768x1024 640\n30,0,\n")
+    assert samples.read(str(path)).pictures == (SIZES[0], ())
+    path.write_text(FILES["a.csv"])
+    with pytest.raises(InputError, match="sample 3: has no image_sizes, but others have"):
+        samples.read(str(path))
+
+
+@pytest.mark.parametrize("row, words", [
+    ('{"tokens": 9, "images": 2, "image_sizes": ["1x1"]}', "images is 2, but image_sizes has 1: leave images out"),
+    ('{"tokens": 9, "image_sizes": 5}', "image_sizes must be a list"),
+    ('{"tokens": 9, "image_sizes": ["axb"]}', "image_sizes must be pixels of a side"),
+    ('{"tokens": 9, "image_size": ["1x1"]}', 'unknown name "image_size"'),
+])
+def test_a_wrong_sample_is_named(tmp_path, row, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text(row + "\n")
+    with pytest.raises(InputError, match=words):
+        samples.read(str(path))
