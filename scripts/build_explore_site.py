@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Build a static site of explore pages: ten models in their usual recipe, and an index. It needs no server of its own.
 
-    pip install .
+    pip install '.[trace]'
     python scripts/build_explore_site.py                 # into site/explore/
     python scripts/build_explore_site.py -o /srv/www --all
 
 Every page works offline and loads nothing. Pages of this release that are there already are kept (--all makes them
-again), so an interrupted build goes on where it stopped. A page takes a minute or two; no GPU and no torch are needed.
+again), so an interrupted build goes on where it stopped. A page takes a minute, and minutes where an engine or a number of
+pictures has no shipped formula and is traced. No GPU is needed.
 """
 
 from __future__ import annotations

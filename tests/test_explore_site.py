@@ -58,7 +58,7 @@ def test_a_page_that_fails_ends_the_build_without_an_index(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("page", site.PAGES, ids=[page.name for page in site.PAGES])
-def test_no_page_needs_a_trace(page):
+def test_no_page_needs_a_trace_for_the_engine_that_it_starts_with(page):
     module, parser = load_command("explore")
     workload = options.workload(cli.parsed(parser, [*page.words, "-o", "page.html"]))
     from predictor.explore import settings

@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from predictor.answer.prediction import Bound, Prediction
 from predictor.common.value_types import NotYetSupported, Schema, or_null, thaw
+from predictor.course.course import Course
 from predictor.model import models
 from predictor.workload.keys import KEYS
 from predictor.workload.value_sources import Source
@@ -20,9 +21,11 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 ONLY_IN_PYTHON = {"layers", "modules_attributed", "layers_attributed", "candidates", "curve", "history", "frozen_bytes",
                   "passed_bytes"}
 """Attributes of a prediction that its JSON does not have."""
+WHERE_ASKED = {"course", "loops"}
+"""Keys that only some options add."""
 _PLAIN: dict[Any, Schema] = {int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"},
                              bool: {"type": "boolean"}, type(None): {"type": "null"}, Any: {},
-                             Source: {"type": "object"}}
+                             Source: {"type": "object"}, Course: {"type": "object"}}
 
 
 def workload() -> Schema:
@@ -60,7 +63,7 @@ def result() -> Schema:
         else:
             keys[name] = _of(types[name], definitions) | ({"description": about[name]} if name in about else {})
     return {"$schema": DRAFT, "title": "peakcast prediction", "type": "object", "properties": keys,
-            "required": list(keys), "$defs": definitions}
+            "required": [name for name in keys if name not in WHERE_ASKED], "$defs": definitions}
 
 
 def described(cls: type) -> dict[str, str]:
@@ -77,9 +80,12 @@ def _of(hint: Any, definitions: dict[str, Schema]) -> Schema:
         return dict(_PLAIN[hint])
     if origin in (Union, UnionType):
         return {"anyOf": [_of(each, definitions) for each in inner]}
+    if origin is tuple and Ellipsis not in inner:
+        items = [_of(each, definitions) for each in inner]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin in (tuple, list):
         return {"type": "array", "items": _of(inner[0], definitions)}
-    if origin is Mapping or hint is Mapping:
+    if origin in (Mapping, dict):
         key, value = inner
         names = {"propertyNames": _of(key, definitions)} if isinstance(key, type) and issubclass(key, Enum) else {}
         return {"type": "object", "additionalProperties": _of(value, definitions)} | names

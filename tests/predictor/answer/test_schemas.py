@@ -66,7 +66,11 @@ def test_what_a_key_takes_is_valid(name, value):
 
 
 def test_the_keys_of_a_result_are_those_of_its_schema():
-    assert result_of().keys() == RESULT.schema["properties"].keys()
+    assert result_of().keys() == set(RESULT.schema["required"])
+
+
+def test_what_only_options_add_is_in_the_schema_too():
+    assert RESULT.schema["properties"].keys() - RESULT.schema["required"] == schemas.WHERE_ASKED
 
 
 @pytest.mark.parametrize("keys", [
