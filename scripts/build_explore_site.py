@@ -6,8 +6,8 @@
     python scripts/build_explore_site.py -o /srv/www --all
 
 Every page works offline and loads nothing. Pages of this release that are there already are kept (--all makes them
-again), so an interrupted build goes on where it stopped. A page takes a minute, and minutes where an engine or a number of
-pictures has no shipped formula and is traced. No GPU is needed.
+again), so an interrupted build goes on where it stopped. A page takes a minute, and minutes where an engine or a number
+of pictures has no shipped formula and is traced. No GPU is needed.
 """
 
 from __future__ import annotations
