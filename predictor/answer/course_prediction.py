@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from predictor.answer.answer import answer, device_bound, with_interval
-from predictor.answer.dataset import as_the_model_takes_them
+from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
@@ -41,6 +41,8 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
     workload, samples = as_the_model_takes_them(workload, samples)
     simulation = Simulation(workload.fill(images_per_sample=int(samples.images.max() > 0)), samples, request, progress,
                             tell)
+    if not samples.pictures:
+        check_room(samples, simulation.job.formula.facts.tokens_per_image)
     course = simulation.run()
     job = simulation.heaviest(course)
     prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)

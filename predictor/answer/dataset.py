@@ -86,20 +86,11 @@ class Dataset:
             InputError: a sample has no room for its images, or as :func:`predictor.jobs.dispatch.prepare`.
         """
         jobs = [self.job(*batch) for batch in random_batches.largest(self.samples, self.size)]
-        self._check_room(jobs[0].formula.facts.tokens_per_image)
+        check_room(self.samples, jobs[0].formula.facts.tokens_per_image)
         if not all(job.formula.regime.is_wide for job in jobs):
             raise InputError(f"samples: {self.workload.model} handles images or tokens one by one, so that each "
                              "batch would have to be traced: predict the largest batches without samples")
         return max(jobs, key=lambda job: job.run(None).peak)
-
-    def _check_room(self, tokens_per_image: int) -> None:
-        least = self.samples.images * tokens_per_image + 1
-        wrong = np.flatnonzero(self.samples.tokens < least)
-        if len(wrong):
-            first = wrong[0]
-            raise InputError(f"sample {first + 1:,}: {self.samples.tokens[first]:,} tokens have no room for "
-                             f"{self.samples.images[first]} image(s) of {tokens_per_image}: count the tokens of its "
-                             f"images too, and let sequence_length leave {least[first]:,}")
 
     def chances(self, worst: training_job.Job) -> Chances:
         """Memory that random batches need and, if the workload has a capacity, how likely a batch fits.
@@ -195,6 +186,21 @@ def as_the_model_takes_them(workload: Workload, samples: Samples) -> tuple[Workl
         workload = workload.fill(sequence_length=int(samples.tokens.max()))
     assert workload.sequence_length is not None  # just filled
     return workload, samples.cut(workload.sequence_length)
+
+
+def check_room(samples: Samples, tokens_per_image: int) -> None:
+    """Checks that each sample has room for its images and a token of text.
+
+    Raises:
+        InputError: one has not; the message names the first.
+    """
+    least = samples.images * tokens_per_image + 1
+    wrong = np.flatnonzero(samples.tokens < least)
+    if len(wrong):
+        first = wrong[0]
+        raise InputError(f"sample {first + 1:,}: {samples.tokens[first]:,} tokens have no room for "
+                         f"{samples.images[first]} image(s) of {tokens_per_image}: count the tokens of its images too, "
+                         f"and let sequence_length leave {least[first]:,}")
 
 
 def _check_workload(workload: Workload) -> None:

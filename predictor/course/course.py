@@ -344,6 +344,8 @@ class Simulation:
         yield "evaluations and the saving of checkpoints between the steps"
         if self._left_out:
             yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
+        if self._runs.lacks_images:
+            yield "batches with fewer images than formulas cover: they are simulated with that many"
         if self._request.sampling.strategy == "group_by_length":
             yield "the Trainer's own order of batches: group_by_length draws it from a generator whose state is unknown"
         if worst.unmatched:

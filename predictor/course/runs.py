@@ -70,6 +70,11 @@ class BatchRuns:
         self._traced: dict[Hashable, np.ndarray] = {}
         self._constants: dict[EventList, np.ndarray] = {}
 
+    @property
+    def lacks_images(self) -> bool:
+        """Whether samples of a model that takes images have none."""
+        return self._media and not self.samples.images.all()
+
     def batch(self, indices: np.ndarray) -> Batch:
         """The batch of these samples."""
         tokens, images = self.samples.tokens[indices], int(self.samples.images[indices].sum())

@@ -69,6 +69,8 @@ def headline(course: Course) -> str:
         return (f"All {course.steps:,} steps run{ends}: PyTorch reserves at most "
                 f"{size_text(course.peak_reserved_bytes)}{of}.")
     may = "may run" if course.verdict == "uncertain" else "runs"
+    if not course.failure.step:
+        return f"This training {may} out of memory in start-up."
     return f"This training {may} out of memory at step {course.failure.step:,} of {course.steps:,}."
 
 

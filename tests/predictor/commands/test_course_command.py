@@ -53,7 +53,14 @@ def test_details_add_the_heaviest_batch(capsys, lengths):
     assert "evaluations and the saving of checkpoints between the steps" in " ".join(out.split())
 
 
+def test_start_up_may_fail_already(capsys, lengths):
+    code, out, _ = answered(capsys, "--samples", lengths, "--steps", "2", "--capacity-bytes", "10GiB", "--seeds", "1")
+    assert code == 1 and out.startswith("This training runs out of memory in start-up.")
+    assert "Start-up fails on rank 0: " in out
+
+
 @pytest.mark.parametrize("words, message", [
+    (("--samples", "LENGTHS", "--steps", "5", "--sequence-length", "500"), "sample 1: 500 tokens have no room for 1 image"),
     (("--steps", "5"), "add --samples FILE"),
     (("--seeds", "5"), "--seeds is of a whole training: add --steps N or --epochs E"),
     (("--drop-last",), "--drop-last is of a whole training"),
