@@ -112,10 +112,10 @@ def _run_course(arguments: argparse.Namespace, workload: Workload, request: Requ
     told = output.Told()
     prediction = predict_course(workload, samples, request, progress=output.progress,
                                 tell=lambda text: told(lambda: f"simulating: {text}"))
-    from predictor.report import course
+    from predictor.report import course, course_plot
 
     if arguments.plot:
-        output.write_file(arguments.plot, course.plot(prediction))
+        output.write_file(arguments.plot, course_plot.plot(prediction))
     output.write(arguments, prediction.to_json,
                  lambda console: course.report(console, prediction, details=arguments.details))
     return options.exit_code(prediction)

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
-from predictor.common.safe_text import markup
 from predictor.course.course import Chance, Course, Failure, Trial
 from predictor.report import table, verdict
 from predictor.report.layout import details_line, print_wrapped
@@ -29,7 +28,7 @@ MARKS = (("━", "="), ("▒", "A"))
 
 def report(console: Console, prediction: Prediction, *, details: bool = False) -> None:
     """Prints a course; with ``details`` also what is known of its heaviest batch."""
-    course = _course(prediction)
+    course = of(prediction)
     console.print(headline(course), style=verdict.COLOURS[prediction.verdict])
     print_wrapped(console, verdict.title(prediction), style="dim")
     print_wrapped(console, *prediction.assumptions)
@@ -49,7 +48,8 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
         print_wrapped(console, details_line("the factors of the heaviest batch", "what is not modelled"))
 
 
-def _course(prediction: Prediction) -> Course:
+def of(prediction: Prediction) -> Course:
+    """The course of a prediction that has one."""
     assert prediction.course is not None  # callers have simulated one
     return prediction.course
 
@@ -155,7 +155,7 @@ def _others(trial: Trial) -> str:
 # pictures -------------------------------------------------------------------------------------------------------
 
 
-def _thinned(values: Sequence[int], columns: int) -> list[int]:
+def thinned(values: Sequence[int], columns: int) -> list[int]:
     """The most of each of so many stretches of the steps."""
     count = min(columns, len(values))
     ends = [index * len(values) // count for index in range(count + 1)]
@@ -168,7 +168,7 @@ def chart(course: Course, width: int, *, ascii_only: bool = False) -> list[str]:
     if not reserved:
         return []
     room = max(10, width - AXIS)
-    drawn = list(zip(_thinned(reserved, room), _thinned(allocated, room)))
+    drawn = list(zip(thinned(reserved, room), thinned(allocated, room)))
     top = max(max(reserved), min(course.limit_bytes or 0, 2 * max(reserved)))
     (line, plain_line), (area, plain_area) = MARKS
     marks = (plain_line, plain_area) if ascii_only else (line, area)
@@ -183,53 +183,3 @@ def chart(course: Course, width: int, *, ascii_only: bool = False) -> list[str]:
     last = f"step {len(reserved):,}" + (" fails" if course.failure else "")
     lines.append(" " * AXIS + "step 1" + last.rjust(max(len(drawn) - 6, len(last) + 1)))
     return [*lines, f"{' ' * AXIS}{marks[0]} reserved   {marks[1]} allocated, the most in each step, GiB"]
-
-
-WIDTH, TOP, BOTTOM, LEFT, RIGHT = 1000, 64, 420, 64, 984
-COLOURS = {"reserved": "#333333", "allocated": "#56b4e9"}
-
-
-def plot(prediction: Prediction) -> str:
-    """An SVG document: reserved and allocated bytes over the steps, what PyTorch may reserve, and the failure."""
-    course = _course(prediction)
-    reserved, allocated = (_thinned(course.columns[name], RIGHT - LEFT)
-                           for name in ("peak_reserved_bytes", "peak_allocated_bytes"))
-    limit = course.limit_bytes
-    scale = 1.05 * max(*reserved, limit if limit and limit < 2 * max(reserved) else 0)
-
-    def y(size: float) -> float:
-        return round(BOTTOM - (BOTTOM - TOP) * size / scale, 1)
-
-    def x(index: int) -> float:
-        return round(LEFT + (RIGHT - LEFT) * index / max(len(reserved) - 1, 1), 1)
-
-    def path(values: Sequence[int]) -> str:
-        return " L".join(f"{x(index)},{y(size)}" for index, size in enumerate(values))
-
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 480" font-family="sans-serif" '
-             'font-size="13">', f"<title>{markup(headline(course))}</title>",
-             f'<rect width="{WIDTH}" height="480" fill="#ffffff"/>',
-             f'<text x="{LEFT}" y="24" font-size="16" font-weight="bold">{markup(headline(course))}</text>',
-             f'<text x="{LEFT}" y="44" fill="#555555">{markup(verdict.title(prediction))}</text>']
-    tick = next(t for power in range(-3, 7) for t in (10**power, 2 * 10**power, 5 * 10**power) if scale / GIB / t <= 8)
-    for number in range(int(scale / GIB / tick) + 1):
-        height = y(number * tick * GIB)
-        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{height}" y2="{height}" stroke="#dddddd"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{height + 4}" text-anchor="end">{number * tick:g}</text>')
-    lines.append(f'<path d="M{LEFT},{BOTTOM} L{path(allocated)} L{x(len(allocated) - 1)},{BOTTOM} Z" '
-                 f'fill="{COLOURS["allocated"]}"><title>allocated</title></path>')
-    lines.append(f'<path d="M{path(reserved)}" fill="none" stroke="{COLOURS["reserved"]}" stroke-width="1.8">'
-                 "<title>reserved</title></path>")
-    if limit and limit <= scale:
-        lines.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y(limit)}" y2="{y(limit)}" stroke="#d00000" '
-                     'stroke-dasharray="6 4"/>')
-        lines.append(f'<text x="{RIGHT}" y="{y(limit) - 5}" text-anchor="end" fill="#d00000">PyTorch may reserve '
-                     f"{size_text(limit)}</text>")
-    lines += [f'<text x="{LEFT}" y="{BOTTOM + 18}">start-up</text>',
-              f'<text x="{RIGHT}" y="{BOTTOM + 18}" text-anchor="end">step {len(course.columns["retries"]) - 1:,}'
-              f"{' fails' if course.failure else ''}</text>"]
-    for index, (name, colour) in enumerate(COLOURS.items()):
-        left = LEFT + 160 * index
-        lines.append(f'<rect x="{left}" y="{BOTTOM + 30}" width="12" height="12" fill="{colour}"/>')
-        lines.append(f'<text x="{left + 17}" y="{BOTTOM + 41}">{name}, GiB</text>')
-    return "\n".join([*lines, "</svg>"]) + "\n"

@@ -9,7 +9,7 @@ from predictor.events.events import Factor, Moment
 from predictor.report import svg_elements as svg
 from predictor.report import verdict
 from predictor.report.timeline_columns import STACK, Column, Stretch, columns
-from predictor.report.units import GIB, size_text
+from predictor.report.units import size_text
 
 WIDTH, HEIGHT = 1000, 540
 LEFT, RIGHT, TOP, BOTTOM = 64, 984, 84, 420
@@ -32,11 +32,12 @@ def draw(prediction: Prediction) -> str:
     top = max(max(column.bytes, column.reserved_bytes) for column in drawn) or 1
     capacity = prediction.capacity_bytes
     scale = 1.04 * (max(top, capacity) if capacity and capacity <= 2 * top else top)  # room above the highest line
+    what = "allocated by factor, and reserved" if prediction.timeline().reserved_bytes else "live bytes requested"
     parts = [
         svg.text(LEFT, 28, verdict.verdict(prediction), font_size=16, font_weight="bold"),
         svg.text(LEFT, 50, verdict.title(prediction), fill=svg.GREY),
-        *_axis(scale, "allocated by factor, and reserved" if prediction.timeline().reserved_bytes
-               else "live bytes requested"),
+        svg.text(LEFT, TOP - 8, f"{what}, GiB", fill=svg.GREY),
+        *svg.gib_axis(scale, lambda size: _y(size, scale), LEFT, RIGHT),
         *_areas(drawn, scale),
         *_reserved(drawn, scale, prediction),
         *_stretches(stretches),
@@ -51,16 +52,6 @@ def draw(prediction: Prediction) -> str:
 
 def _y(size: float, scale: float) -> float:
     return round(BOTTOM - (BOTTOM - TOP) * size / scale, 1)
-
-
-def _axis(scale: float, what: str) -> list[str]:
-    tick = next(t for power in range(-3, 7) for t in (10**power, 2 * 10**power, 5 * 10**power) if scale / GIB / t <= 8)
-    parts = [svg.text(LEFT, TOP - 8, f"{what}, GiB", fill=svg.GREY)]
-    for number in range(int(scale / GIB / tick) + 1):
-        y = _y(number * tick * GIB, scale)
-        parts += [svg.line(LEFT, y, RIGHT, y, stroke=svg.FAINT),
-                  svg.text(LEFT - 6, y + 4, f"{number * tick:g}", text_anchor="end")]
-    return parts
 
 
 def _areas(drawn: list[Column], scale: float) -> list[str]:

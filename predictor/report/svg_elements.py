@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from predictor.common.safe_text import markup
+from predictor.report.units import GIB
 
 GREY, FAINT, LIMIT = "#555555", "#dddddd", "#d00000"
 """Colours of notes, of grids, and of a GPU's limit."""
@@ -53,6 +54,19 @@ def through(points: Iterable[tuple[float, float]]) -> str:
 def named(title: str) -> str:
     """A title, which shows while the pointer is over the element that contains it; nothing without words."""
     return f"<title>{markup(title)}</title>" if title else ""
+
+
+def gib_axis(most_bytes: float, y: Callable[[float], float], left: float, right: float) -> list[str]:
+    """Horizontal lines at round numbers of GiB up to ``most_bytes``, at most nine, with the numbers to their left.
+
+    Args:
+        y: the height of a number of bytes.
+    """
+    most = most_bytes / GIB
+    tick = next(step * 10**power for power in range(-3, 7) for step in (1, 2, 5) if most / (step * 10**power) <= 8)
+    heights = [(number * tick, y(number * tick * GIB)) for number in range(int(most / tick) + 1)]
+    return [part for number, height in heights for part in (
+        line(left, height, right, height, stroke=FAINT), text(left - 6, height + 4, f"{number:g}", text_anchor="end"))]
 
 
 def document(width: int, height: int, title: str, parts: Iterable[str], *, font_size: int = 13) -> str:
