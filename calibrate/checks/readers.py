@@ -1,4 +1,4 @@
-"""Compare the readers of LLaMA-Factory, ms-swift and axolotl configurations with the packages themselves.
+"""Compare the readers of LLaMA-Factory, ms-swift, axolotl and TRL configurations with the packages themselves.
 
 The check compares each key and each default of a format with the package's own argument classes. It also compares the
 examples of tests/predictor/configurations with the arguments that the package makes of them. The packages need other
@@ -6,6 +6,7 @@ versions of transformers than the tests, so use an environment of their own:
 
     pip install --no-deps llamafactory ms-swift axolotl     (and the packages that importing them needs)
     DISABLE_VERSION_CHECK=1 python scripts/check.py readers
+    python scripts/check.py readers --only trl      (pip install trl; other formats keep their results)
 
 The result goes to profiles/evidence/readers.json. The tests compare transformers and DeepSpeed.
 """
@@ -29,7 +30,8 @@ from calibrate.checks.directories import EVIDENCE, ROOT
 from calibrate.checks.outcome import Outcome
 from predictor.common.errors import InputError
 
-PACKAGES = ("llamafactory", "ms-swift", "axolotl")
+PACKAGES = {"llamafactory": "llamafactory", "swift": "ms-swift", "axolotl": "axolotl", "trl": "trl"}
+"""Format -> its package."""
 EXAMPLES = ROOT / "tests/predictor/configurations"
 EXPLAINED = {("axolotl", "max_grad_norm"): "handed on only where it is given: transformers' default",
              ("swift", "sequence_parallel_size"): "1 is off"}
@@ -45,11 +47,13 @@ ON_THE_CPU = {"use_cpu": True, "report_to": "none", "output_dir": "out"}
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, default=EVIDENCE / "readers.json", metavar="FILE",
                         help="default: profiles/evidence/readers.json")
+    parser.add_argument("--only", choices=tuple(PACKAGES), metavar="FORMAT", help="compare one format")
 
 
 def jobs(args: Namespace) -> Mapping[str, Callable[[], dict[str, Any]]]:
     """Format -> the function that compares it."""
-    return {"llamafactory": llamafactory, "swift": swift, "axolotl": axolotl}
+    known = {"llamafactory": llamafactory, "swift": swift, "axolotl": axolotl, "trl": trl}
+    return {name: check for name, check in known.items() if args.only in (None, name)}
 
 
 def measure(jobs: Mapping[str, Callable[[], dict[str, Any]]], args: Namespace) -> dict[str, dict[str, Any]]:
@@ -59,20 +63,25 @@ def measure(jobs: Mapping[str, Callable[[], dict[str, Any]]], args: Namespace) -
         InputError: a package is not installed.
     """
     os.environ |= {"HF_HUB_OFFLINE": "1", "USE_HF": "1"}
-    for name in PACKAGES:
+    for name in jobs:
         try:
-            importlib.metadata.version(name)
+            importlib.metadata.version(PACKAGES[name])
         except importlib.metadata.PackageNotFoundError:
-            raise InputError(f"{name} is not installed: pip install --no-deps llamafactory ms-swift axolotl, and the "
-                             "packages that importing them needs, in an environment of their own") from None
+            raise InputError(f"{PACKAGES[name]} is not installed: pip install --no-deps llamafactory ms-swift axolotl "
+                             "trl, and the packages that importing them needs, in an own environment") from None
     return {name: check() for name, check in jobs.items()}
 
 
 def table(results: dict[str, dict[str, Any]], args: Namespace) -> Outcome:
     """The differences by format."""
-    document = {"measured_at": datetime.date.today().isoformat(), "command": "python scripts/check.py readers",
-                "versions": {name: importlib.metadata.version(name) for name in (*PACKAGES, "transformers", "torch")},
-                "formats": results}
+    kept = json.loads(args.output.read_text()) if args.output.exists() else {"versions": {}, "formats": {}}
+    own = {"measured_at": datetime.date.today().isoformat(), "command": "python scripts/check.py readers",
+           "versions": {name: importlib.metadata.version(name) for name in (
+               *(PACKAGES[name] for name in results), "transformers", "torch")}}
+    if args.only:  # the others were compared beside other releases
+        document = {**kept, "formats": kept["formats"] | results, "alone": {**kept.get("alone", {}), args.only: own}}
+    else:
+        document = {**own, "formats": results}
     lines = []
     for name, result in results.items():
         differing = {key: item for key, item in result.items() if item and isinstance(item, (list, dict))}
@@ -210,6 +219,29 @@ def axolotl() -> dict[str, Any]:
         ("r", "lora_r"), ("lora_alpha", "lora_alpha"), ("lora_dropout", "lora_dropout"))}
     example["attention"] = (parsed.attn_implementation, "flash_attention_2")
     return compared("axolotl", defaults, example)
+
+
+def trl() -> dict[str, Any]:
+    """Compares the reader with the classes of ``trl sft``."""
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig
+
+    from predictor.readers import read
+
+    words = ["--model_name_or_path", "gpt2", "--use_peft", "--lora_r", "8", "--output_dir", "out"]
+    values, _ = read(words=["trl", "sft", *words])
+    model = ModelConfig(model_name_or_path="gpt2", use_peft=True, lora_r=8)
+    training = SFTConfig(output_dir="out", report_to=[], use_cpu=True)
+    example = {
+        "sequence_length": (training.max_length, values["sequence_length"]),
+        "lora.r": (model.lora_r, values["lora"]["r"]),
+        "lora.lora_alpha": (model.lora_alpha, values["lora"]["lora_alpha"]),
+        "lora.lora_dropout": (model.lora_dropout, values["lora"]["lora_dropout"]),
+        "bf16": (training.bf16, values["mixed_precision"] == "bf16"),
+        "dtype": (model.dtype, {"fp32": "float32"}.get(values["dtype"], values["dtype"])),
+        "gradient_checkpointing": (training.gradient_checkpointing, values["gradient_checkpointing"]),
+        **of_trainer(training, values)}
+    defaults = of_dataclasses(SFTConfig, ModelConfig, ScriptArguments, DatasetMixtureConfig)
+    return compared("trl", defaults | {"dtype": {"float32": "fp32"}.get(defaults["dtype"])}, example)
 
 
 def of_plugin(name: str) -> Any:

@@ -144,9 +144,10 @@ CHECKS = {
         tolerance={"campaigns that are not done": 0},
         needs="pip install -e '.[calibrate]'; the GPU, or --device emulated"),
     "readers": Check(
-        "calibrate.checks.readers", "do the readers of LLaMA-Factory, ms-swift and axolotl agree with the packages?",
+        "calibrate.checks.readers",
+        "do the readers of LLaMA-Factory, ms-swift, axolotl and TRL agree with the packages?",
         takes="a minute", writes=("profiles/evidence/readers.json",), tolerance={"differences": 0},
-        needs="pip install --no-deps llamafactory ms-swift axolotl, and the packages that importing them needs"),
+        needs="pip install --no-deps llamafactory ms-swift axolotl trl, and the packages that importing them needs"),
     "real_gpus": Check(
         "calibrate.checks.real_gpus", "do predictions match what other people measured on real GPUs?",
         takes="hours", table_takes="at once",

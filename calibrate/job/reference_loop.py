@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from calibrate.job import quantized, single_rank
+from calibrate.job import quantized, single_rank, trl_loss
 from calibrate.job.engines import ENGINES, Job
 from predictor.events.events import Moment
 from predictor.jobs import training_job
@@ -97,6 +97,9 @@ def placed(model, workload: Workload, built: Callable[[Any], None] | None):
             built(model)
     elif workload.autotp:  # AutoTP moves each shard from the CPU to the GPU itself
         to_device(model, device="cpu")
+    elif training_job.loads_by_device_map(workload):
+        trl_loss.warm_up(model)
+        to_device(model, first=trl_loss.loading_order)
     elif workload.engine != "fsdp2":  # FSDP2 moves and shards one unit after another
         to_device(model)
     return model
@@ -122,8 +125,12 @@ def build_model(workload: Workload):
                          quantization=quantization.quantized(workload))
     if workload.use_liger_kernel:
         liger.apply(model)
+    if workload.loss == "trl_sft":
+        trl_loss.add_head(model, workload)
     if workload.mixed_precision != "none":
         autocast.prepare(model, workload.mixed_precision, "cuda")
+    if workload.loss == "trl_sft":
+        trl_loss.add_trainer(model)
     return checkpointed(model, workload)
 
 
@@ -150,11 +157,13 @@ def choose_attention(backend: str) -> None:
 
 
 @torch.no_grad()
-def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda") -> None:
+def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: str = "cuda",
+              first: Callable[[Any], Iterable[torch.Tensor]] = lambda model: ()) -> None:
     """Allocate a meta model's storage on the device: one allocation per tensor, in the order of ``model.to(device)``.
 
     With ``modules``, only their own tensors are allocated. Weights become small random numbers, written in place; on
-    the CPU they are zeros, which take memory only when they are written. Buffers get their true values, because they
+    the CPU they are zeros, which take memory only when they are written. The tensors that ``first`` returns come before
+    the others. Buffers get their true values, because they
     index tables (position ids), and wrong ones would make a real kernel read out of bounds.
     """
     if not hasattr(model, "_init_weights"):
@@ -173,11 +182,10 @@ def to_device(model, modules: Iterable[torch.nn.Module] | None = None, device: s
             moved[id(tensor)] = _real_tensor(tensor, device) if tensor.is_meta else tensor.to(device)
         return moved[id(tensor)]
 
-    if modules is None:
-        model._apply(move)
-    else:
-        for module in chosen:
-            module._apply(move, recurse=False)
+    for tensor in first(model):
+        move(tensor)
+    for module in (model,) if modules is None else chosen:
+        module._apply(move, recurse=modules is None)
     tied: dict[torch.Tensor, torch.nn.Parameter] = {}  # tied parameters stay one object, as with model.to
     for module, name, before in owned:
         module._parameters[name] = tied.setdefault(before, module._parameters[name])
@@ -237,7 +245,8 @@ def code_to_device(model) -> None:
 
 def host_batch(inputs: Any, workload: Workload) -> dict[str, torch.Tensor]:
     """The micro-batch of the trace on the CPU: its true integers, and ones for pixels."""
-    return on_host(inputs.batch(shape_of(workload), workload.padding))
+    loss = "" if workload.loss == "model" else workload.loss
+    return on_host(inputs.batch(shape_of(workload), workload.padding, loss))
 
 
 def on_host(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -68,6 +68,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | MODEL | {
     "completion_only_loss": for_rules(FLAG),
     "assistant_only_loss": for_rules(FLAG, False),
     "loss_type": for_rules(Choice(("nll", "chunked_nll"), {"dft": "its weights of tokens are not predicted"}), "nll"),
+    "eval_packing": noted("the evaluation is predicted packed as the training is", FLAG, off=(None,)),
     "activation_offloading": refused("offloaded activations are not predicted", value_type=FLAG),
     "model_init_kwargs": for_rules(Mapped()),
     "router_aux_loss_coef": refused("losses of routers are not predicted", value_type=Number()),

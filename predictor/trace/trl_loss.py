@@ -39,7 +39,8 @@ def add_head(model) -> None:
     Call it before autocast wraps the forward.
     """
     def forward(self, *args, labels, **kwargs):
-        states = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
+        outputs = self.base_model(*args, **kwargs)  # lives as long as the function, with features of pictures
+        states = outputs.last_hidden_state[:, :-1]
         labels = labels[:, 1:]
         head = self.get_output_embeddings()
         mask = labels != -100
@@ -52,15 +53,18 @@ def add_head(model) -> None:
     model.forward = MethodType(forward, model)
 
 
-def add_trainer(model) -> None:
+def add_trainer(model, **options: bool) -> None:
     """Makes a model with such a head return the loss of ``SFTTrainer.compute_loss``, which counts and logs; in place.
 
     Call it after autocast wrapped the forward: the Trainer computes outside.
+
+    Args:
+        options: further keyword arguments of the model's forward.
     """
     inner = model.forward
 
     def compute_loss(self, *args, **batch):
-        output = inner(*args, **batch)
+        output = inner(*args, **batch, **options)
         each = -output["log_probs"]
         number = (batch["labels"] != -100).sum()
         loss = each.sum() / number.clamp(min=1)
@@ -83,7 +87,7 @@ class _LogProbabilities(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         dtype = torch.get_autocast_dtype(STAND_IN) if torch.is_autocast_enabled(STAND_IN) else states.dtype
         tokens, words = len(states), len(weight)
-        (running_max, sum_exp, x_sum_exp, _, _, max_before_target, target_logit) = (
+        (running_max, sum_exp, x_sum_exp, _squares, _logits, max_before_target, target_logit) = (
             torch.zeros((tokens,), device=states.device, dtype=torch.float32) for _ in range(7))
         tile = torch.ops.trl.tile(states, dtype)
         for number in range(TILES):

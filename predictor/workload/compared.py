@@ -121,8 +121,8 @@ FEATURES: dict[str, Line] = {
         {"mode": ("training",), "dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"),
          "engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
          "quantization": (None,), "tensor_parallel_size": (1,), "use_liger_kernel": (False,),
-         "gradient_checkpointing_kwargs.offload": (None, False), "per_device_eval_batch_size": (None,),
-         "keep_outputs": ("none",), "zero_grad": ("after_step",)},
+         "gradient_checkpointing_kwargs.offload": (None, False), "keep_outputs": ("none",),
+         "zero_grad": ("after_step",)},
         (TRUTH.format("trl") + "::test_a_command_of_trl_needs_what_it_is_read_as",)),
     "flash_attention_2": Line(
         lambda k: k["attn_implementation"] == "flash_attention_2", BF16 | {"offload": (None,)},
