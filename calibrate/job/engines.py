@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from predictor.common.releases import release
 from predictor.common.value_types import thaw
 from predictor.events.model_facts import ModelFacts
 from predictor.model import fsdp
-from predictor.workload import deepspeed_config, deepspeed_keys, fsdp_keys
+from predictor.workload import deepspeed_config, deepspeed_keys, fsdp1_keys, fsdp_keys
 from predictor.workload.deepspeed_releases import REPLACES_LINEAR_SINCE
 from predictor.workload.optimizers import DTENSOR_FALLBACK, OPTIMIZERS
 from predictor.workload.workload import Workload
 
 LEARNING_RATE = 1e-5
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,11 @@ def fsdp2(job: Job) -> Loop:
     single_rank.join(job.rank, job.workload.data_parallel_size, backend="fake")
     keys = job.workload.fsdp
     assert keys is not None  # the engine's defaults, at least
-    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
     if keys["param_dtype"]:
         for parameter in job.model.parameters():
             if parameter.requires_grad:  # as accelerate does (utils/fsdp_utils.py, fsdp2_prepare_model)
                 parameter.data = parameter.data.float()
-    policy = MixedPrecisionPolicy(param_dtype=dtypes[keys["param_dtype"]], reduce_dtype=dtypes[keys["reduce_dtype"]])
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[keys["param_dtype"]], reduce_dtype=DTYPES[keys["reduce_dtype"]])
     paths = {module: path for path, module in job.model.named_modules()}
     units = fsdp.units(job.model, fsdp.unit_names(job.workload))
     for unit in units:
@@ -123,7 +124,72 @@ def fsdp2(job: Job) -> Loop:
     return forward, backward, step
 
 
-ENGINES: dict[str, Callable[[Job], Loop]] = {"torch": plain, "ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}
+def fsdp1(job: Job) -> Loop:
+    """``FullyShardedDataParallel`` around a model on the CPU, as accelerate wraps it (1.15, ``prepare_model``).
+
+    Under mixed precision, accelerate makes flat parameters that train fp32, whatever dtype they were loaded in.
+    """
+    from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    workload, keys = job.workload, job.workload.fsdp1
+    assert keys is not None  # the engine's defaults, at least
+    single_rank.join(job.rank, workload.data_parallel_size, backend="fake")
+    dtypes = fsdp1_keys.precision(keys, workload.mixed_precision)
+    units = fsdp.units(job.model, fsdp.unit_names(workload))
+    prefetch = keys["backward_prefetch"]
+    wrapped = FullyShardedDataParallel(
+        job.model, sharding_strategy=_strategy(keys), process_group=_groups(job),
+        cpu_offload=CPUOffload(offload_params=keys["cpu_offload"]),
+        auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls={type(u) for u in units[:-1]}),
+        mixed_precision=MixedPrecision(DTYPES[dtypes["param"]], DTYPES[dtypes["reduce"]], DTYPES[dtypes["buffer"]]),
+        backward_prefetch=None if prefetch == "NO_PREFETCH" else BackwardPrefetch[prefetch],
+        device_id=torch.cuda.current_device(), limit_all_gathers=keys["limit_all_gathers"],
+        use_orig_params=keys["use_orig_params"])
+    modules: list[Any] = FullyShardedDataParallel.fsdp_modules(wrapped)
+    if workload.mixed_precision != "none":
+        for module in modules:
+            flat = module._flat_param if module._has_params else None
+            if flat is not None and flat.dtype != torch.float32 and flat.requires_grad:
+                flat.data = flat.data.float()
+                module._handle._orig_param_dtype = torch.float32
+    call, backward, step = _plain_loop(replace(job, model=wrapped), wrapped, wrapped.clip_grad_norm_)
+    micro_step = 0
+
+    def forward(**batch: torch.Tensor) -> Any:
+        nonlocal micro_step
+        micro_step += 1
+        for module in modules:  # as ``no_sync``
+            module._sync_gradients = (keys["sync_each_batch"]
+                                      or micro_step % workload.gradient_accumulation_steps == 0)
+        return call(**batch)
+
+    return forward, backward, step
+
+
+def _strategy(keys: Mapping[str, Any]) -> Any:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    name = keys["sharding_strategy"]
+    return ShardingStrategy["_HYBRID_SHARD_ZERO2" if name == fsdp1_keys.HYBRID_GRADIENTS else name]
+
+
+def _groups(job: Job) -> Any:
+    """The process groups of hybrid sharding: among the ranks that share parameters, and among their copies."""
+    import torch.distributed as dist
+
+    keys, ranks = job.workload.fsdp1, job.workload.data_parallel_size
+    assert keys is not None  # the engine's defaults, at least
+    if keys["sharding_strategy"] not in fsdp1_keys.HYBRIDS:
+        return None
+    degree = fsdp1_keys.sharding_degree(keys, ranks)
+    first = job.rank - job.rank % degree
+    return (dist.new_group(list(range(first, first + degree)), backend="fake"),
+            dist.new_group(list(range(job.rank % degree, ranks, degree)), backend="fake"))
+
+
+ENGINES: dict[str, Callable[[Job], Loop]] = {
+    "torch": plain, "ddp": ddp, "fsdp1": fsdp1, "fsdp2": fsdp2, "deepspeed": deepspeed}
 """``engine`` of a workload -> function that builds it around a :class:`Job`."""
 
 
@@ -134,11 +200,13 @@ def optimizer(job: Job) -> torch.optim.Optimizer:
     5.17, Trainer.create_optimizer).
     """
     decayed = {parameter.name: parameter.decay for parameter in job.facts.parameters}
-    trainable = [(name, p) for name, p in job.model.named_parameters() if p.requires_grad]
+    trainable = [(name.replace("_fsdp_wrapped_module.", ""), p) for name, p in job.model.named_parameters()
+                 if p.requires_grad]
     if job.workload.param_groups == "single":
         groups = [{"params": [p for _, p in trainable], "weight_decay": job.workload.weight_decay}]
     else:
-        groups = [{"params": [p for name, p in trainable if decayed[name] is has_decay], "weight_decay": weight}
+        groups = [{"params": [p for name, p in trainable if decayed.get(name, True) is has_decay],  # flat ones decay
+                   "weight_decay": weight}
                   for has_decay, weight in ((True, job.workload.weight_decay), (False, 0.0))]
     entry = OPTIMIZERS[DTENSOR_FALLBACK if _has_mixed_dtensors(job, [p for _, p in trainable]) else job.workload.optim]
     built = entry.load()([group for group in groups if group["params"]], lr=LEARNING_RATE,
@@ -199,8 +267,8 @@ def _has_mixed_dtensors(job: Job, parameters: list[torch.nn.Parameter]) -> bool:
     return has_mixed_dtensor(parameters)
 
 
-def _plain_loop(job: Job, model: Any) -> Loop:
-    """The plain loop around a model or its wrapper. With fp16 autocast, the loss is scaled."""
+def _plain_loop(job: Job, model: Any, clip: Callable[[float], Any] | None = None) -> Loop:
+    """The plain loop around a model or its wrapper, which may clip gradients itself; fp16 autocast scales the loss."""
     torch_optimizer = optimizer(job)
     workload = job.workload
     parameters = [p for group in torch_optimizer.param_groups for p in group["params"]]
@@ -228,7 +296,9 @@ def _plain_loop(job: Job, model: Any) -> Loop:
             return
         if workload.max_grad_norm:
             scaler.unscale_(torch_optimizer)
-            if has_mixed_dtensors:
+            if clip:
+                clip(workload.max_grad_norm)
+            elif has_mixed_dtensors:
                 # the method uses nothing of the Trainer
                 transformers.Trainer._mixed_mesh_grad_norm(None, model, workload.max_grad_norm)  # type: ignore[arg-type]
             else:

@@ -95,7 +95,7 @@ def placed(model, workload: Workload, built: Callable[[Any], None] | None):
         model = checkpointed(quantized.load_to_train(workload), workload)
         if built:
             built(model)
-    elif workload.autotp:  # AutoTP moves each shard from the CPU to the GPU itself
+    elif workload.autotp or workload.engine == "fsdp1":  # they move each part from the CPU to the GPU themselves
         to_device(model, device="cpu")
     elif training_job.loads_by_device_map(workload):
         trl_loss.warm_up(model)

@@ -285,7 +285,7 @@ def _samples(w: Workload, shortest: int = 2) -> Families:
 def _hardware(w: Workload) -> Families:
     """More GPUs, up to a whole node or twice as many, and GPUs with more memory, whose capacity is measured if any is.
     """
-    if w.mode == "training" and w.engine in ("deepspeed", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
+    if w.mode == "training" and w.engine in ("deepspeed", "fsdp1", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
         size = w.data_parallel_size
         yield tuple(Change(f"{size} → {times * size} GPUs", {"data_parallel_size": times * size},
                            f"{times} times the GPUs", f"{times} times the global batch")

@@ -54,6 +54,7 @@ class Offloading(Engine, Protocol):
 IMPLEMENTATIONS = {
     "torch": "predictor.engine.torch_loop.TorchLoop",
     "ddp": "predictor.engine.ddp.Ddp",
+    "fsdp1": "predictor.engine.fsdp1.Fsdp1",
     "fsdp2": "predictor.engine.fsdp2.Fsdp2",
     "zero0": "predictor.engine.zero0.Unpartitioned",
     "zero1": "predictor.engine.zero2.Zero2",

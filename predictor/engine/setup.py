@@ -50,6 +50,8 @@ class Setup:
     allocator: AllocatorSettings = AllocatorSettings()
     ddp: FrozenMap | None = None
     fsdp: FrozenMap | None = None
+    fsdp1: FrozenMap | None = None
+    mixed_precision: str = "none"
     quantization: FrozenMap | None = None
     versions: FrozenMap = FrozenMap({})
     autocast_adapter_dtype: bool = False

@@ -135,26 +135,29 @@ def clip(tape: Tape, gradients: list[Parameter]) -> None:
         tape.free(buffer)
 
 
+def norm_of_one(tape: Tape, gradient: Parameter, itemsize: int, gpu: Gpu) -> int:
+    """The norm of one gradient, whose buffer is returned. Many elements have partial results (Reduce.cuh)."""
+    result = tape.allocate(itemsize, Factor.TEMPORARIES, "clip_grad_norm")
+    dimensions = gpu, 1, gradient.numel, FP32, 1, 1
+    sizes = reduction_buffer(*dimensions), reduction_semaphores(*dimensions)
+    for partial in reversed([tape.allocate(int(size), Factor.TEMPORARIES, "clip_grad_norm")
+                             for size in sizes if size]):
+        tape.free(partial)
+    return result
+
+
 def clip_mixed(tape: Tape, gradients: list[Parameter], gpu: Gpu) -> None:
     """The gradient norm of DTensors and plain tensors: plain gradients first, then this rank's shards, one by one.
 
-    ``Trainer._mixed_mesh_grad_norm`` (transformers 5.17, trainer.py). A norm of many elements has partial results of
-    its own (Reduce.cuh).
+    ``Trainer._mixed_mesh_grad_norm`` (transformers 5.17, trainer.py).
     """
     def scalar(size: int) -> int:
         return tape.allocate(size, Factor.TEMPORARIES, "clip_grad_norm")
 
-    def norm(gradient: Parameter) -> int:
-        result, dimensions = scalar(gradient.itemsize), (gpu, 1, gradient.numel, FP32, 1, 1)
-        sizes = reduction_buffer(*dimensions), reduction_semaphores(*dimensions)
-        for partial in reversed([scalar(int(size)) for size in sizes if size]):
-            tape.free(partial)
-        return result
-
     width, squares = gradients[0].itemsize, []
     for sharded in (False, True):
         zero, part = scalar(FP32), [gradient for gradient in gradients if gradient.sharded is sharded]
-        norms = [norm(gradient) for gradient in part]
+        norms = [norm_of_one(tape, gradient, gradient.itemsize, gpu) for gradient in part]
         stacked = scalar(width * len(part))
         for buffer in norms:
             tape.free(buffer)

@@ -15,6 +15,8 @@ class Mark(IntEnum):
 
     The index of the first five marks is the number of a module.
 
+    ``EXPECT``: a module's output has a gradient, so its backward may follow (FSDP1). The index is that module.
+    ``SHARE``, ``AWAY``: FSDP1's stream of gathers reads a gradient, or allocates a buffer. The index is the buffer.
     ``RECOMPUTE``: a module's forward begins, as for ``ENTER``, but in the recomputation of an activation checkpoint.
     ``EXTERNAL``: a module reads a parameter of another module, and gathers it too from now on. The index is a row of
     :attr:`MicroStep.owners`.
@@ -33,6 +35,9 @@ class Mark(IntEnum):
     READY = 6
     HOLD = 7
     LET_GO = 8
+    EXPECT = 9
+    SHARE = 10
+    AWAY = 11
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,9 +29,9 @@ from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.value_sources import OVERRIDDEN
 from predictor.workload.workload import Workload
 
-LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "fsdp2": "FSDP2", "zero0": "ZeRO-0", "zero1": "ZeRO-1",
-          "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
-TRACED_APART = ("fsdp2", "zero3")
+LABELS = {"torch": "plain PyTorch", "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "zero0": "ZeRO-0",
+          "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
+TRACED_APART = ("fsdp1", "fsdp2", "zero3")
 """Engines that shard weights: the model is traced as it gathers them."""
 TENSOR_PARALLEL = (1, 2, 4, 8)
 """Tensor-parallel sizes of a page by default, where their formulas are shipped."""

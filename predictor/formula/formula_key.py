@@ -57,7 +57,8 @@ def formula_key(request: Request) -> store.Key:
         quantization=quantization.quantized(workload), image_sizes=_image_sizes(workload, config),
         video_frames=workload.video_frames, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
-        keeps_outputs=workload.keep_outputs != "none", loss="" if workload.loss == "model" else workload.loss)
+        keeps_outputs=workload.keep_outputs != "none", loss="" if workload.loss == "model" else workload.loss,
+        flat=fsdp.flat_units(workload))
 
 
 def _image_sizes(workload: Workload, config: ModelConfig) -> tuple[tuple[int, int], ...]:

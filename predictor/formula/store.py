@@ -22,6 +22,7 @@ from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula import formula
 from predictor.formula.formula import Formula
+from predictor.model.fsdp import FlatUnits
 from predictor.model.lora import Adapters
 from predictor.model.quantization import Quantized
 from predictor.workload.generation import Generation
@@ -48,7 +49,8 @@ class Key:
         evaluation: ``trainer`` if only the forward of Hugging Face's evaluation is traced, without gradients.
         lora: adapters.
         liger: release of liger-kernel, if its kernels run.
-        wrapped: modules that FSDP2 wraps (``predictor.model.fsdp.unit_names``).
+        wrapped: modules that FSDP wraps (``predictor.model.fsdp.unit_names``).
+        flat: how FSDP1 flattens their parameters; None without it.
         quantization: layers of 4 or 8 bits.
         image_sizes: heights and widths of images, for models that take any size.
         video_frames: number of frames, if videos take the place of images.
@@ -89,6 +91,7 @@ class Key:
     generation: Generation | None = None
     keeps_outputs: bool = False
     loss: str = ""
+    flat: FlatUnits | None = None
 
     def forward_shape(self, shape: Shape) -> Shape:
         """The shape of the first forward's inputs; in a later turn of a conversation, only the turn's new tokens."""

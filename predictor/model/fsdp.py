@@ -1,22 +1,52 @@
-"""The units of a model that FSDP2 shards: the modules that ``fully_shard`` is called on."""
+"""The units of a model that FSDP shards: the modules that FSDP1 wraps, or that ``fully_shard`` is called on."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import quoted
+from predictor.workload import fsdp1_keys
 from predictor.workload.fsdp_keys import EMBEDDINGS, NO_SPLIT_MODULES
 from predictor.workload.workload import Workload
 
 
+@dataclass(frozen=True)
+class FlatUnits:
+    """How FSDP1 flattens the parameters of each unit.
+
+    Attributes:
+        param_dtype: dtype in which units compute; None for the parameters' own.
+        buffer_dtype: dtype of buffers; None for their own.
+        degree: number of ranks that share a flat parameter.
+        original: ``use_orig_params``.
+    """
+
+    param_dtype: str | None
+    buffer_dtype: str | None
+    degree: int
+    original: bool
+
+
+def flat_units(workload: Workload) -> FlatUnits | None:
+    """How the units of a workload are flattened; None without FSDP1."""
+    keys = workload.fsdp1
+    if keys is None:
+        return None
+    dtypes = fsdp1_keys.precision(keys, workload.mixed_precision)
+    return FlatUnits(dtypes["param"], dtypes["buffer"],
+                     fsdp1_keys.sharding_degree(keys, workload.data_parallel_size), keys["use_orig_params"])
+
+
 def unit_names(workload: Workload) -> tuple[str, ...]:
-    """Names of the units of a workload, for :func:`units`; empty without FSDP2."""
-    if not workload.fsdp:
+    """Names of the units of a workload, for :func:`units`; empty without FSDP."""
+    keys = workload.fsdp or workload.fsdp1
+    if not keys:
         return ()
-    classes = sorted(workload.fsdp["transformer_layer_cls_to_wrap"])
-    return (*classes, *(EMBEDDINGS if workload.fsdp["wrap"] == "accelerate" else ()))
+    classes = sorted(keys["transformer_layer_cls_to_wrap"])
+    return (*classes, *(EMBEDDINGS if keys.get("wrap") == "accelerate" else ()))
 
 
 def units(model: Any, names: tuple[str, ...]) -> list:

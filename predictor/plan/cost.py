@@ -58,7 +58,7 @@ gradient."""
 GIGA = 1e9
 
 VOLUME = {"torch": (0, 0, 0), "ddp": (0, 0, 2), "zero0": (0, 0, 2), "zero1": (0, 0, 2), "zero2": (0, 1, 1),
-          "zero3": (2, 1, 0), "fsdp2": (2, 0, 1)}
+          "zero3": (2, 1, 0), "fsdp1": (2, 0, 1), "fsdp2": (2, 0, 1)}
 """Communication volume by engine, as three counts: all-gathers of all parameters per micro-step, reduce-scatters of the
 trained parameters per micro-step, and all-gathers or reduce-scatters of the trained parameters per step. An all-reduce
 counts as one of each. ZeRO-3 gathers parameters for the recomputation and keeps them until backward has used them."""
@@ -180,7 +180,7 @@ def estimate(workload: Workload, model: Model, gpu: Gpu, batch: Numbers, accumul
     flops = rates.tflops * 1e12 * OF_PRODUCTS
     reading = everything * width / (rates.memory * GIGA) * accumulation  # each pass reads all weights once
     gathered, reduced, stepped = VOLUME[engine]
-    if engine == "fsdp2" and workload.fsdp is not None and workload.fsdp["sync_each_batch"]:
+    if any(keys["sync_each_batch"] for keys in (workload.fsdp, workload.fsdp1) if keys):
         reduced, stepped = 1, 0
     moved = (gathered * everything + reduced * trained) * accumulation + stepped * trained
     sent = model.reductions

@@ -24,7 +24,7 @@ def least_bytes(workload: Workload, facts: ModelFacts) -> int:
         if not parameter.buffer:
             weights += parameter.numel * (1 if parameter.quantized else wide)
             trained += parameter.numel * parameter.trainable
-    if engine in ("zero3", "fsdp2"):
+    if engine in ("zero3", "fsdp1", "fsdp2"):
         weights = 0 if workload.offload in ("parameters", "all") else weights // gpus
     deepspeed = workload.engine == "deepspeed"
     moments = 2 * (4 if deepspeed else wide) if workload.optim.startswith("adamw_torch") else 0

@@ -15,7 +15,7 @@ from predictor.workload.keys import KEYS
 from predictor.workload.value_sources import OwnChange, Source
 from predictor.workload.workload import Workload
 
-ENGINES = {"torch": "a plain loop", "ddp": "DDP", "fsdp2": "FSDP2"}
+ENGINES = {"torch": "a plain loop", "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
 """Engine of a workload -> its name in sentences."""
 
 

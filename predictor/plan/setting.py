@@ -47,7 +47,7 @@ class Setting:
             return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
         if workload.data_parallel_size == 1:
             return ALONE if workload.engine == "torch" else ""
-        return "fully sharded" if workload.engine == "fsdp2" or workload.zero_stage == 3 else "data parallel"
+        return "fully sharded" if workload.engine in ("fsdp1", "fsdp2") or workload.zero_stage == 3 else "data parallel"
 
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
         """The workload of this setting at a shape."""

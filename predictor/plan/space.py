@@ -74,7 +74,8 @@ OWN_MESH = "DistributedDataParallel over a mesh in a loop of your own: accelerat
 
 
 def _zero(stage: int, gpus: tuple[int, int] = (1, 1 << 16)) -> Choice:
-    return Choice(f"ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage, "ddp": None, "fsdp": None}, gpus=gpus)
+    return Choice(f"ZeRO-{stage}", {"engine": "deepspeed", "zero_stage": stage, "ddp": None, "fsdp": None,
+                                    "fsdp1": None}, gpus=gpus)
 
 
 def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, Any],
@@ -86,10 +87,10 @@ def _plain(name: str, engine: str, gpus: tuple[int, int], other: Mapping[str, An
 
 def _engines(dtypes: Sequence[Precision]) -> Axis:
     return Axis("engine", (
-        *_plain(ALONE, "torch", ONE, {"ddp": None, "fsdp": None}, dtypes),
-        *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None}, dtypes),
+        *_plain(ALONE, "torch", ONE, {"ddp": None, "fsdp": None, "fsdp1": None}, dtypes),
+        *_plain("data parallel", "ddp", SEVERAL, {"fsdp": None, "fsdp1": None}, dtypes),
         _zero(0, SEVERAL), _zero(1), _zero(2), _zero(3),
-        Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "mixed_precision": "none",
+        Choice("FSDP2", {"engine": "fsdp2", **NOT_DEEPSPEED, "ddp": None, "fsdp1": None, "mixed_precision": "none",
                          "fsdp": {"param_dtype": "bf16"}}, OWN_LOOP, gpus=SEVERAL)))
 
 
@@ -159,10 +160,11 @@ def _sharing(gpus: int, parts: int, dtypes: Sequence[Precision]) -> list[Choice]
     """Tensor parallelism of degree ``parts``, with data parallelism over the groups of ranks if there are several."""
     name, degrees = f"tensor parallel of {parts}", {TENSOR: parts, DATA: gpus // parts}
     if parts == gpus:
-        return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, **degrees}, dtypes)
+        return _plain(name, "torch", SEVERAL, {"ddp": None, "fsdp": None, "fsdp1": None, **degrees}, dtypes)
     verified = [precision for precision in dtypes if precision.mixed_precision == "none"]  # not under autocast
     return [replace(choice, differs="; ".join(filter(None, (choice.differs, OWN_MESH)))) for choice in _plain(
-        f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, **degrees}, verified)]
+        f"data parallel of {gpus // parts} × {name}", "ddp", SEVERAL, {"fsdp": None, "fsdp1": None, **degrees},
+        verified)]
 
 
 @dataclass(frozen=True)

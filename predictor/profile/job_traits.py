@@ -50,7 +50,7 @@ def _engine(request: Request, _: Formula) -> str:
     offload = f"offload {workload.offload}" if workload.offload else ""
     sharding = "tensor parallel" if workload.tensor_parallel_size > 1 else ""
     ddp = {key: value for key, value in (workload.ddp or {}).items() if key != "find_unused_parameters"}  # has a note
-    return _joined(name, sharding, offload, _options(ddp), _options(workload.fsdp))
+    return _joined(name, sharding, offload, _options(ddp), _options(workload.fsdp), _options(workload.fsdp1))
 
 
 def _optimizer(request: Request, _: Formula) -> str:

@@ -11,8 +11,8 @@ from predictor.common.suggestions import quoted
 
 SECTION = "deepspeed_config"
 """Section of the configuration file with DeepSpeed's keys."""
-FSDP = {"version": "1 (accelerate's default)", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
-"""Defaults of the launcher (1.15, commands/launch.py, utils/dataclasses.py); neither is predicted."""
+FSDP = {"version": "1", "auto_wrap_policy": "NO_WRAP (accelerate's default)"}
+"""Defaults of the launcher (1.15, commands/launch.py, utils/dataclasses.py); the policy is not predicted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads FSDP2 settings from the Trainer's arguments or accelerate's configuration."""
+"""Reads FSDP settings from the Trainer's arguments or accelerate's configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import nearest, quoted
-from predictor.readers import weight_dtype
+from predictor.readers import fsdp1, weight_dtype
 from predictor.readers.reading import Reading
 from predictor.workload.keys import Keys
 
@@ -34,7 +34,7 @@ KNOWN = ("version", "reshard_after_forward", "auto_wrap_policy", "transformer_la
 
 
 def use(reading: Reading) -> None:
-    """Sets the engine ``fsdp2`` and its settings.
+    """Sets the engine ``fsdp2``, or ``fsdp1`` under version 1, and its settings.
 
     The version is 2 unless the config has 1 (transformers 5.17, training_args.py, ``_process_fsdp_args``). accelerate
     1.15 has the same keys (utils/dataclasses.py, ``FullyShardedDataParallelPlugin``).
@@ -43,9 +43,12 @@ def use(reading: Reading) -> None:
     checkpointing) took 16 bytes more than the prediction, both with its own arguments and with accelerate's file.
 
     Raises:
-        InputError: FSDP1, or a setting that is not predicted.
+        InputError: a setting that is not predicted.
     """
     config, keys = _config(reading), ("fsdp", "fsdp_config", "fsdp_version")
+    if str(config.get("version", 2)).partition(" ")[0] == "1":
+        _use_version_1(reading, config)
+        return
     by: list[str] = [key for key in keys if key in reading.written]
     words = _words(reading)
     _check(reading, words, config)
@@ -63,6 +66,21 @@ def use(reading: Reading) -> None:
         _checkpointing(reading, by)
 
 
+def _use_version_1(reading: Reading, config: dict[str, Any]) -> None:
+    _check_policy(reading, config)
+    for key in ("ignored_modules", "mixed_precision_policy"):
+        if config.get(key):
+            raise reading.wrong("fsdp_config", f"has {key} {quoted(config[key])}: {OFF[key]}: leave it out")
+
+    def flag(key: str, default: bool) -> bool:
+        return _flag(reading, config, key, default)
+
+    fsdp1.use(reading, config, _words(reading), flag)
+    _weights(reading)
+    if flag("activation_checkpointing", False):
+        _checkpointing(reading, ["fsdp_config"] if "fsdp_config" in reading.written else [])
+
+
 def _words(reading: Reading) -> list[str]:
     """The words of ``fsdp``, without ``auto_wrap``, which version 2 always does."""
     value = reading["fsdp"]
@@ -71,9 +89,9 @@ def _words(reading: Reading) -> list[str]:
 
 
 def _check(reading: Reading, words: list[str], config: dict[str, Any]) -> None:
-    """Rejects FSDP1, and settings of version 2 that are not predicted."""
+    """Rejects settings of version 2 that are not predicted."""
     if str(config.get("version", 2)) != "2":
-        raise reading.refused("fsdp_config", f"has version {config['version']}: FSDP1 is not predicted, give version 2")
+        raise reading.wrong("fsdp_config", f"has version {quoted(config['version'])}: it is 1 or 2")
     if "offload" in words:
         raise reading.refused("fsdp", "offloads to the CPU, which is not predicted: leave it out")
     for word in words:
@@ -83,6 +101,10 @@ def _check(reading: Reading, words: list[str], config: dict[str, Any]) -> None:
     for key, why in OFF.items():
         if config.get(key) and WORDS.get(str(config[key]).lower(), True):
             raise reading.wrong("fsdp_config", f"has {key} {quoted(config[key])}: {why}: leave it out")
+    _check_policy(reading, config)
+
+
+def _check_policy(reading: Reading, config: dict[str, Any]) -> None:
     policy = str(config.get("auto_wrap_policy", WRAPS))
     if policy.upper() != WRAPS:
         raise reading.refused("fsdp_config", f"has auto_wrap_policy {policy}, which is not predicted: give {WRAPS}")
@@ -128,10 +150,10 @@ def _weights(reading: Reading) -> None:
 def _flag(reading: Reading, config: dict[str, Any], key: str, default: bool) -> bool:
     flag = WORDS.get(str(config.get(key, default)).lower())
     if flag is None:
-        raise reading.wrong("fsdp_config", f"has {key} {quoted(config[key])}: under version 2 it is true or false")
+        raise reading.wrong("fsdp_config", f"has {key} {quoted(config[key])}: it is true or false")
     return flag
 
 
 def wrapped(workload: Keys) -> str | None:
-    """Applies a note only to FSDP2 (the ``of`` of a note)."""
-    return "" if workload.engine == "fsdp2" else None
+    """Applies a note only to FSDP (the ``of`` of a note)."""
+    return "" if workload.engine in ("fsdp1", "fsdp2") else None

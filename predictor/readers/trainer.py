@@ -144,7 +144,7 @@ def together(reading: Reading) -> None:
         return
     only = [key for key in ("use_liger_kernel", "quantization") if workload.get(key)]
     only += ["padding packed"] if flash and workload.get("padding") == "packed" else []
-    if only and workload["dtype"] == "bf16" == workload["mixed_precision"]:
+    if only and workload["dtype"] == "bf16" == workload["mixed_precision"] and workload.get("engine") != "fsdp1":
         del workload["mixed_precision"], reading.rows["mixed_precision"]
         reading.note(f"autocast over bf16 weights, beside {' and '.join(only)}: left out", without_autocast)
         if workload.get("lora") and not workload.get("quantization"):

@@ -60,7 +60,8 @@ def _mllama(config) -> dict[str, Any]:
 
 
 SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "glm4v": _qwen,
+    "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "qwen3_5": _qwen,
+    "qwen3_5_moe": _qwen, "glm4v": _qwen, "glm4v_moe": _qwen,
     "llava_next": _tiles, "llava_next_video": _tiles, "llava_onevision": _onevision, "internvl": _internvl,
     "idefics3": _idefics3, "smolvlm": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "mllama": _mllama,
 }
@@ -71,6 +72,11 @@ VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
                                         "crop_size": _square(config.vision_config.image_size)},
 }
 """``model_type`` -> a function that derives the video processor's settings from the model's configuration."""
+
+
+SHARED = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
+"""``model_type`` that transformers' table of processors lacks -> the one whose processor its published models name in
+their ``preprocessor_config.json``."""
 
 
 def processor(config: ModelConfig, hf_config):
@@ -89,7 +95,7 @@ def processor(config: ModelConfig, hf_config):
     names = image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]  # completed in that file
     name = config.document["model_type"]
     tower = getattr(hf_config.vision_config, "model_type", "")
-    backends = names.get(tower if name == "llava" else name) or names.get(name) or {}
+    backends = names.get(tower if name == "llava" else SHARED.get(name, name)) or names.get(name) or {}
     if isinstance(backends, tuple):  # until 5.0 the slow class, which reads pictures with PIL, comes first
         backends = {"pil": backends[0]}
     if not backends.get("pil"):

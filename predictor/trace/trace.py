@@ -11,11 +11,13 @@ from torch.amp.grad_scaler import GradScaler
 
 from predictor.events.events import Moment
 from predictor.model.code_models import loss_of
+from predictor.model.fsdp import FlatUnits
 from predictor.model.quantization import row_maxima
 from predictor.model.tensor_parallel import local_part
 from predictor.trace import autocast
 from predictor.trace.activation_offload import on_host
 from predictor.trace.cuda_paths import as_on_cuda
+from predictor.trace.fsdp1_hooks import Fsdp1Hooks
 from predictor.trace.fsdp2_hooks import Fsdp2Hooks
 from predictor.trace.garbage_collection import collection_paused
 from predictor.trace.generation import prompt, record
@@ -32,13 +34,15 @@ class Loop(NamedTuple):
 
     Attributes:
         sharded: whether ZeRO-3's hooks run.
-        wrapped: names of FSDP2's units (:func:`predictor.model.fsdp.units`); empty: without FSDP2.
+        wrapped: names of FSDP's units (:func:`predictor.model.fsdp.units`); empty: without FSDP.
         keeps_outputs: whether the model's output lives through backward.
+        flat: how FSDP1 flattens the units' parameters; None: the units are FSDP2's.
     """
 
     sharded: bool = False
     wrapped: tuple[str, ...] = ()
     keeps_outputs: bool = False
+    flat: FlatUnits | None = None
 
 
 REFERENCE = Loop()
@@ -56,10 +60,17 @@ def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sd
     """
     scaler = GradScaler("meta") if mixed_precision == "fp16" else None
     with _on_cuda(model, batch, sdpa_backend, mixed_precision) as (tracer, places, batch):
-        hooks = Zero3Hooks(model, tracer) if loop.sharded else \
-            Fsdp2Hooks(model, tracer, loop.wrapped) if loop.wrapped else None
+        hooks = _hooks(model, tracer, loop)
         return record_micro_step(model, batch | options, tracer, places, hooks, scaler,
                                  keeps_outputs=loop.keeps_outputs)
+
+
+def _hooks(model, tracer: Tracer, loop: Loop) -> Zero3Hooks | Fsdp1Hooks | Fsdp2Hooks | None:
+    if loop.sharded:
+        return Zero3Hooks(model, tracer)
+    if loop.flat:
+        return Fsdp1Hooks(model, tracer, loop.wrapped, loop.flat)
+    return Fsdp2Hooks(model, tracer, loop.wrapped) if loop.wrapped else None
 
 
 def trace_evaluation(model, batch: dict[str, torch.Tensor], *, sdpa_backend: str,
@@ -89,7 +100,7 @@ def _on_cuda(model, batch: dict[str, torch.Tensor], sdpa_backend: str,
 
 
 def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: ModuleTracker,
-                      engine_hooks: Zero3Hooks | Fsdp2Hooks | None = None,
+                      engine_hooks: Zero3Hooks | Fsdp1Hooks | Fsdp2Hooks | None = None,
                       scaler: GradScaler | None = None, *, keeps_outputs: bool = False) -> Recording:
     """Runs forward, loss and backward of the reference loop under a recorder.
 

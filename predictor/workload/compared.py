@@ -13,7 +13,7 @@ from typing import Any
 from predictor.common.errors import NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import FrozenMap, thaw
-from predictor.workload import code_names
+from predictor.workload import code_names, optimizers
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.keys import Keys
 
@@ -76,7 +76,15 @@ _ENGINES = TRUTH.format("engines") + "::test_an_engine_holds_what_is_predicted"
 OF_ENGINES: dict[str, tuple[Seen, tuple[str, ...], Mapping[str, str]]] = {
     "torch": ({}, (TRUTH.format("precision") + MEASURED, RECIPES.format("optimizers")), {}),
     "ddp": ({}, (_ENGINES, RECIPES.format("DDP")), {}),
-    "fsdp2": (PLAIN | {"gradient_checkpointing_kwargs.use_reentrant": (False,)},
+    "fsdp1": ({"dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"), "quantization": (None,),
+               "offload": (None,), "attn_implementation": ("sdpa", "eager"),
+               "per_device_eval_batch_size": (None,), "tensor_parallel_size": (1,), "keep_outputs": ("none",),
+               "optim": tuple(optimizers.OF_PYTORCH)},
+              (TRUTH.format("fsdp1") + "::test_a_job_needs_what_is_predicted", RECIPES.format("Engines: FSDP1")),
+              {"quantization": "is given, which is not predicted with engine fsdp1, nor measured: leave one of them "
+                               "out"}),
+    "fsdp2": (PLAIN | {"dtype": ("bf16", "fp32"), "use_liger_kernel": (False, True),
+                       "padding": ("none", "right", "packed"), "gradient_checkpointing_kwargs.use_reentrant": (False,)},
               (TRUTH.format("fsdp2") + "::test_a_job_needs_what_is_predicted", RECIPES.format("Engines: FSDP2")),
               {"quantization": "is given, which is not predicted with engine fsdp2, nor measured: leave one of them "
                                "out",

@@ -25,7 +25,15 @@ from predictor.workload.deepspeed_releases import (
 )
 from predictor.workload.engines import ENGINES
 from predictor.workload.key_problem import KeyProblem
-from predictor.workload.limits import MOST, MOST_IMAGES, MOST_TOKENS, OLDEST_DEEPSPEED, OLDEST_FSDP2, OLDEST_QUANTIZING
+from predictor.workload.limits import (
+    MOST,
+    MOST_IMAGES,
+    MOST_TOKENS,
+    OLDEST_DEEPSPEED,
+    OLDEST_FSDP1,
+    OLDEST_FSDP2,
+    OLDEST_QUANTIZING,
+)
 from predictor.workload.workload_draft import Draft
 
 CHECKPOINTING_KEYS = frozenset({"gradient_checkpointing_kwargs", "gradient_checkpointing_modules"})
@@ -266,6 +274,7 @@ def _uncompared(feature: str, name: str, *others: str) -> Contradiction:
 NOT_COMPARED = {
     "a conversation": _uncompared("a conversation", "cache_implementation", "conversation"),
     "mode inference": _uncompared("mode inference", "attn_implementation", "mode"),
+    "engine fsdp1": _uncompared("engine fsdp1", "quantization", "engine"),
     "engine fsdp2": _uncompared("engine fsdp2", "quantization", "engine"),
     "engine fsdp2 with reentrant checkpoints": _uncompared(
         "engine fsdp2", "gradient_checkpointing_kwargs.use_reentrant", "engine"),
@@ -341,8 +350,13 @@ CONTRADICTIONS = (
       for name, entry in ENGINES.items() for key in entry.settings),
     Contradiction(("ddp",), lambda c: bool(c["ddp"]) and c["ddp"]["bucket_cap_mb"] == 0,
                   "has bucket_cap_mb 0: give the MiB of a bucket, or leave it out for 25"),
+    NOT_COMPARED["engine fsdp1"],
     NOT_COMPARED["engine fsdp2"],
     NOT_COMPARED["engine fsdp2 with reentrant checkpoints"],
+    Contradiction(("versions", "engine"),
+                  lambda c: bool(c["fsdp1"]) and release(c["versions"]["torch"]) < OLDEST_FSDP1,
+                  lambda c, _: f"names torch {c['versions']['torch']}: FSDP1 is predicted for "
+                               f"{_dotted(OLDEST_FSDP1[:2])} and later"),
     Contradiction(("versions", "engine"), lambda c: bool(c["fsdp"]) and release(c["versions"]["torch"]) < OLDEST_FSDP2,
                   lambda c, _: f"names torch {c['versions']['torch']}: FSDP2 is predicted for "
                                f"{_dotted(OLDEST_FSDP2[:2])} and later"),
@@ -467,6 +481,9 @@ CONTRADICTING = tuple(line for line in CONTRADICTIONS if line not in NOT_COMPARE
 """The real contradictions, which no further comparison could lift."""
 
 NOT_PREDICTED = (
+    Contradiction(("dtype", "fsdp"), lambda c: bool(c["fsdp"]) and c["fsdp"]["param_dtype"] and c["dtype"] == "fp32",
+                  "is fp32, which is not predicted with fsdp param_dtype yet: give dtype bf16 (what trains is kept in "
+                  "fp32 all the same), or use engine fsdp1"),
     # ZeRO stage 0
     Contradiction(("versions", "zero_stage"), lambda c: _at_stage(c, 0) and c.release < STAGE_0_SINCE,
                   f"ZeRO stage 0 is predicted for DeepSpeed {_dotted(STAGE_0_SINCE)} and later", "versions"),

@@ -1,4 +1,4 @@
-"""Table of the engines: torch, DDP, FSDP2 and DeepSpeed's ZeRO stages, with their own settings.
+"""Table of the engines: torch, DDP, FSDP1, FSDP2 and DeepSpeed's ZeRO stages, with their own settings.
 
 ``predictor.engine.engines`` implements them; ``predictor.workload.compared`` lists the combinations that each was
 compared in.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predictor.workload import fsdp_keys
+from predictor.workload import fsdp1_keys, fsdp_keys
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ _OWN_AND_WORLD = 2
 ENGINES: dict[str, Entry] = {
     "torch": Entry(several=False),
     "ddp": Entry(settings={"ddp": DDP_DEFAULTS}, notes=(_STASHED,)),
+    "fsdp1": Entry(settings={"fsdp1": fsdp1_keys.DEFAULTS}, whole=False),
     "fsdp2": Entry(settings={"fsdp": fsdp_keys.DEFAULTS}, whole=False, notes=(_AUTOCAST,)),
     "zero0": Entry("deepspeed", communicators=_OWN_AND_WORLD),
     "zero1": Entry("deepspeed", communicators=_OWN_AND_WORLD),

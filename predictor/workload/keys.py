@@ -29,7 +29,7 @@ from predictor.common.value_types import (
     freeze,
     one_or_several,
 )
-from predictor.workload import engines, fsdp_keys, lora_keys, modes, optimizers, quantization_keys
+from predictor.workload import engines, fsdp1_keys, fsdp_keys, lora_keys, modes, optimizers, quantization_keys
 from predictor.workload.conversation import Conversation
 from predictor.workload.deepspeed_keys import STAGE
 from predictor.workload.limits import MOST_SAMPLES, MOST_STEPS
@@ -323,7 +323,7 @@ class Keys:
                          "when the loop calls optimizer.zero_grad(): before_backward keeps the last step's gradients "
                          "through forward")
 
-    engine: str = key(Choice(engines.choices(), {"fsdp": "FSDP1, which PyTorch deprecates: use fsdp2"}), None, "engine",
+    engine: str = key(Choice(engines.choices(), {"fsdp": "say which: fsdp1 or fsdp2"}), None, "engine",
                       "default: deepspeed if one of its keys is given")
     deepspeed: FrozenMap | None = key(_DeepSpeed(), None, "engine", "DeepSpeed config (JSON)")
     zero_stage: int | None = key(STAGE, None, "engine", "short for a config with that stage")
@@ -333,6 +333,11 @@ class Keys:
         fsdp_keys.VALUE_TYPE, None, "engine", "reshard_after_forward=true, param_dtype=bf16 (trained parameters stay "
         "fp32), reduce_dtype=fp32, transformer_layer_cls_to_wrap=NAME, wrap=accelerate (embeddings and head are units "
         "too), sync_each_batch=true (reduce in each micro batch)")
+    fsdp1: FrozenMap | None = key(
+        fsdp1_keys.VALUE_TYPE, None, "engine", "FullyShardedDataParallel: sharding_strategy=SHARD_GRAD_OP, "
+        "backward_prefetch=NO_PREFETCH, cpu_offload=true, use_orig_params=false, param_dtype=bf16, "
+        "transformer_layer_cls_to_wrap=NAME, sharding_group_size=8 (of HYBRID_SHARD); with mixed_precision as "
+        "accelerate has it")
     offload: str | None = key(_Offload(("optimizer", "parameters", "all")), None, "engine",
                               "what DeepSpeed keeps in the host's memory: offload_optimizer, offload_param, or both")
     data_parallel_size: int = key(Whole(1, 65_536), 1, "engine", "number of GPUs that share the work")
@@ -373,7 +378,9 @@ class Keys:
 
     @property
     def computes_in(self) -> str:
-        """The dtype of matrix products: the autocast dtype, or the weights' dtype without autocast."""
+        """The dtype of matrix products: the autocast dtype, or without autocast that of the weights in forward."""
+        if self.fsdp1 and self.fsdp1["param_dtype"]:
+            return self.fsdp1["param_dtype"]
         return self.dtype if self.mixed_precision == "none" else self.mixed_precision
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OLDEST_DEEPSPEED = (0, 13, 2)  # earlier releases allocate Adam's states at start-up
+OLDEST_FSDP1 = (2, 11, 0)
 OLDEST_FSDP2 = (2, 6, 0)
 OLDEST_QUANTIZING = {"transformers": (4, 57, 0), "bitsandbytes": (0, 48, 0)}  # the oldest that were compared
 MOST_SAMPLES = 65_536

@@ -65,7 +65,7 @@ _SGD = {"momentum": Number(), "dampening": Number(), "nesterov": Flag()}
 _RMSPROP = {"momentum": Number(), "alpha": Number(), "eps": Number(), "centered": Flag()}
 _ONE_GROUP = ("DeepSpeed makes Adagrad anew with all partitions in one group (stage_1_and_2.py, "
               "initialize_optimizer_states), and stops at the second one: use another optim, or engine torch")
-_PYTORCH = {
+OF_PYTORCH = {
     "adamw_torch": Optimizer("torch.optim.AdamW"),
     "adamw_torch_fused": Optimizer("torch.optim.AdamW", {"fused": True}),
     "adamw_torch_forloop": Optimizer("torch.optim.AdamW", {"foreach": False}),
@@ -75,7 +75,7 @@ _PYTORCH = {
                          {"deepspeed": _ONE_GROUP}),  # decay takes the place of another temporary
 }
 """Optimizers of PyTorch, which update FSDP2's sharded parameters."""
-_NO_DTENSOR = {"fsdp2": f"it stops at FSDP2's sharded parameters (DTensor): use {listed(_PYTORCH, 'or')}"}
+_NO_DTENSOR = {"fsdp2": f"it stops at FSDP2's sharded parameters (DTensor): use {listed(OF_PYTORCH, 'or')}"}
 
 
 def _blockwise(name: str, refused_by: Mapping[str, str] | None = None, **arguments: Any) -> Optimizer:
@@ -89,7 +89,7 @@ _NO_BF16 = dict.fromkeys(("torch bf16", "ddp bf16", "fsdp2 bf16"),
                          "or DeepSpeed, whose master weights are fp32")
 
 OPTIMIZERS: dict[str, Optimizer] = {
-    **_PYTORCH,
+    **OF_PYTORCH,
     "adafactor": Optimizer("transformers.optimization.Adafactor",
                            {"scale_parameter": False, "relative_step": False}, refused_by=_NO_DTENSOR),
     "adamw_8bit": _blockwise("AdamW", optim_bits=8, is_paged=False),

@@ -48,7 +48,7 @@ ROWS: dict[str, Mapping[str, Any]] = {
 """Feature of a row -> the keys of a workload with that feature."""
 COLUMNS: dict[str, dict[str, Mapping[str, Any]]] = {
     "Engines": {"torch": _keys(zero_stage=None, data_parallel_size=None)}
-    | {name: _keys(engine=name, zero_stage=None, **_TWO_GPUS) for name in ("ddp", "fsdp2")}
+    | {name: _keys(engine=name, zero_stage=None, **_TWO_GPUS) for name in ("ddp", "fsdp1", "fsdp2")}
     | {f"zero_stage {stage}": _keys(zero_stage=stage, **_TWO_GPUS) for stage in range(4)},
     "Precisions": {f"dtype {dtype}": _keys(dtype=dtype) for dtype in ("bf16", "fp16", "fp32")}
     | {f"mixed_precision {dtype}": _keys(mixed_precision=dtype) for dtype in ("bf16", "fp16")},

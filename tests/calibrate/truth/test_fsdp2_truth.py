@@ -20,6 +20,8 @@ JOBS = {
                      "fsdp": {"sync_each_batch": True, "reduce_dtype": "fp32"}},
     "keeps": {"data_parallel_size": 8, "recipe": "lora", "fsdp": {"reshard_after_forward": False}},
     "accelerate": {"data_parallel_size": 8, "fsdp": {"wrap": "accelerate"}, "gradient_checkpointing": False},
+    "fp32": {"data_parallel_size": 4, "dtype": "fp32", "recipe": "lora"},
+    "packed, Liger": {"data_parallel_size": 4, "padding": "packed", "use_liger_kernel": True},
     "alone": {"data_parallel_size": 1, "fsdp": MIXED},
 }
 

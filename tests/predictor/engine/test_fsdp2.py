@@ -233,7 +233,7 @@ def test_reductions_that_narrow_gradients_are_refused(job):
 
 
 @pytest.mark.parametrize("keys", [
-    {"dtype": "fp16"}, {"mixed_precision": "bf16", "dtype": "bf16"}, {"use_liger_kernel": True}, {"padding": "packed"},
+    {"dtype": "fp16"}, {"mixed_precision": "bf16", "dtype": "bf16"},
     {"attn_implementation": "flash_attention_2"}, {"recipe": "lora", "quantization": {"load_in_4bit": True}}])
 def test_what_was_not_measured_with_fsdp2_is_refused(keys):
     with pytest.raises(InputError, match="fsdp2.*not predicted|not predicted.*fsdp2"):
@@ -244,3 +244,9 @@ def test_parameters_of_two_dtypes_in_one_unit_are_refused(job):
     asked = job(data_parallel_size=2, recipe="lora", trainable=("model.language_model.layers.0.input_layernorm",))
     with pytest.raises(InputError, match="layernorm.weight train in different dtypes in one unit"):
         asked.run(None, 0)
+
+
+def test_weights_in_fp32_beside_a_dtype_of_parameters_are_refused():
+    keys = {"dtype": "fp32", "fsdp": {"param_dtype": "bf16"}}
+    with pytest.raises(InputError, match="dtype is fp32, which is not predicted with fsdp param_dtype yet"):
+        Workload(model="m", sequence_length=8, engine="fsdp2", data_parallel_size=2, **keys).check_predicted()

@@ -250,7 +250,7 @@ def test_an_abbreviation_of_a_key_that_the_launcher_decides_is_refused_by_name()
     ({"output_dir": "x", "deepspeed": "no.json"}, '{}: deepspeed names "no.json", and there is no such file'),
     ({"output_dir": "x", "optim": "adam"}, '{}: optim must be one of'),
     ({"output_dir": "x", "torch_compile": True, "model_name_or_path": "gpt2"}, "{}: torch_compile True is not supported: compiled models allocate differently: leave it out"),
-    ({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": {"version": 1}}, "{}: fsdp_config has version 1: FSDP1 is not predicted, give version 2"),
+    ({"output_dir": "x", "fsdp": "full_shard", "fsdp_config": {"version": 3}}, "{}: fsdp_config has version 3: it is 1 or 2"),
     *(({"output_dir": "x", "fsdp": said}, f'{{}}: fsdp has "{word}": of version 2 are full_shard, shard_grad_op and auto_wrap') for said, word in (
         ("fulll_shard", "fulll_shard"), ("no_shard", "no_shard"), (["hybrid_shard_zero2", "auto_wrap"], "hybrid_shard_zero2"))),
     ({"output_dir": "x", "fsdp": "full_shard", "deepspeed": {"zero_optimization": {"stage": 2}}}, "{}: fsdp is given, and so is deepspeed: keep one"),

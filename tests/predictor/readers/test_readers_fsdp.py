@@ -88,18 +88,38 @@ def test_checkpoints_of_fsdp_and_of_the_trainer_together_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after", "said"), [
-    ("fsdp_version: 2, ", "", "version 1 (accelerate's default): FSDP1 is not predicted, give version 2"),
-    ("fsdp_version: 2", "fsdp_version: 1", "version 1: FSDP1 is not predicted, give version 2"),
+    ("fsdp_version: 2", "fsdp_version: 3", 'version 3: it is 1 or 2'),
+    ("fsdp_version: 2", "fsdp_version: 1", "sharding_strategy True: it is one of FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, "
+     "HYBRID_SHARD, HYBRID_SHARD_ZERO2"),
     ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, ", "", "auto_wrap_policy NO_WRAP (accelerate's default), which is not predicted: "
      "give TRANSFORMER_BASED_WRAP"),
     ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "auto_wrap_policy SIZE_BASED_WRAP, which is not predicted: give TRANSFORMER_BASED_WRAP"),
     ("offload_params: false", "offload_params: true", "offload_params True: parameters on the CPU are not predicted: leave it out"),
-    ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": under version 2 it is true or false'),
+    ("forward: true", "forward: SHARD_GRAD_OP", 'reshard_after_forward "SHARD_GRAD_OP": it is true or false'),
 ])
 def test_what_accelerates_fsdp_cannot_be_is_named(tmp_path, before, after, said):
     with pytest.raises(InputError) as caught:
         launched(tmp_path, FSDP.format("true").replace(before, after))
     assert str(caught.value) == f"the command: --config_file {tmp_path / 'a.yaml'}: fsdp_config has {said}"
+
+
+VERSION_1 = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {{fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_backward_prefetch: BACKWARD_PRE, fsdp_cpu_ram_efficient_loading: true,
+  fsdp_forward_prefetch: false, fsdp_offload_params: {offload}, fsdp_sharding_strategy: {strategy}, fsdp_state_dict_type: SHARDED_STATE_DICT,
+  fsdp_sync_module_states: true, fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer, fsdp_use_orig_params: {original}}}
+"""
+
+
+@pytest.mark.parametrize(("offload", "strategy", "original", "keys"), [
+    ("false", "FULL_SHARD", "true", {}), ("true", "2", "true", {"cpu_offload": True, "sharding_strategy": "SHARD_GRAD_OP"}),
+    ("false", "1", "false", {"use_orig_params": False})])
+def test_accelerates_default_version_is_fsdp1(tmp_path, offload, strategy, original, keys):
+    found, source = launched(tmp_path, VERSION_1.format(offload=offload, strategy=strategy, original=original))
+    assert found["engine"] == "fsdp1" and found["mixed_precision"] == "bf16" and found["data_parallel_size"] == 4
+    assert found["fsdp1"] == keys | {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    assert any("sync_module_states" in line for line in source.left_out(Workload.from_mapping(found)))
 
 
 @pytest.mark.parametrize("said", [{}, {"gradient_checkpointing": False}, {"gradient_checkpointing": True}])

@@ -55,6 +55,9 @@ OLD, OLDEST = {"versions": {"deepspeed": "0.18.2"}}, {"versions": {"deepspeed": 
 FP32_SUMS = {"data_types": {"grad_accum_dtype": "fp32"}}
 FP32_MESSAGES = {"communication_data_type": "fp32"}
 EXAMPLES = [
+    ({"engine": "fsdp2", "dtype": "fp32", "fsdp": {"param_dtype": "bf16"}},
+     "dtype is fp32, which is not predicted with fsdp param_dtype yet: give dtype bf16 (what trains is kept in fp32 all the "
+     "same), or use engine fsdp1"),
     (OLDEST | {"zero_stage": 0}, "versions: ZeRO stage 0 is predicted for DeepSpeed 0.17.6 and later"),
     (_config(0, **FP32_SUMS), "deepspeed: data_types.grad_accum_dtype fp32 is not modelled in ZeRO stage 0: leave it out"),
     (_config(0, **FP32_MESSAGES), "deepspeed: communication_data_type fp32 is not modelled in ZeRO stage 0: leave it out"),

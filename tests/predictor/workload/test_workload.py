@@ -34,7 +34,7 @@ def test_the_documented_defaults():
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "no_grad": [], "gradient_checkpointing_modules": [], "use_liger_kernel": False, "torch_compile": None,
         "optim": "adamw_torch_fused", "optim_args": {}, "weight_decay": 0.0, "param_groups": "huggingface", "max_grad_norm": 1.0,
         "keep_outputs": "none", "zero_grad": "after_step",
-        "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "fsdp": None, "offload": None, "data_parallel_size": 1,
+        "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "fsdp": None, "fsdp1": None, "offload": None, "data_parallel_size": 1,
         "tensor_parallel_size": 1, "rank": "worst",
         "gpu": None, "capacity_bytes": None, "allocator_conf": None, "profile": None,
         "versions": {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"},
