@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from predictor.answer import model_list
 from predictor.model import models, parser
 
 PUBLISHED = {
@@ -78,6 +79,59 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+ROUNDED = {
+    "apertus-8b": 8.05,
+    "bart-large": 0.406,
+    "command-r": 34.98,
+    "deepseek-v2-lite": 15.7,
+    "distilbert-base": 0.067,
+    "ernie-4.5-0.3b": 0.36,
+    "ernie-4.5-21b-a3b": 21.8,
+    "exaone-4.0-32b": 32.0,
+    "falcon-7b": 6.92,
+    "glm-4-9b": 9.4,
+    "gpt-j-6b": 6.05,
+    "gpt-neox-20b": 20.6,
+    "gpt-oss-120b": 116.8,
+    "gpt-oss-20b": 20.9,
+    "granite-3.0-8b": 8.17,
+    "internvl3.5-1b": 1.06,
+    "internvl3.5-2b": 2.35,
+    "internvl3.5-4b": 4.73,
+    "internvl3.5-8b": 8.53,
+    "llama-3.2-3b": 3.21,
+    "mistral-small-3.1-24b": 24.0,
+    "mixtral-8x7b": 46.7,
+    "modernbert-base": 0.1496,
+    "olmo-2-7b": 7.3,
+    "olmo-7b": 6.89,
+    "olmoe-1b-7b": 6.92,
+    "phi-2": 2.78,
+    "phi-3-mini-4k": 3.82,
+    "phi-3.5-moe": 41.9,
+    "pythia-1.4b": 1.41,
+    "qwen1.5-moe-a2.7b": 14.3,
+    "qwen2.5-1.5b": 1.54,
+    "qwen2.5-14b": 14.77,
+    "qwen2.5-3b": 3.09,
+    "qwen3-0.6b": 0.596,
+    "qwen3-1.7b": 1.72,
+    "qwen3-14b": 14.77,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-32b": 32.76,
+    "qwen3-4b": 4.02,
+    "qwen3-next-80b-a3b": 79.7,
+    "qwen3-vl-30b-a3b": 31.07,
+    "seed-oss-36b": 36.15,
+    "smollm3-3b": 3.08,
+    "stablelm-3b": 2.8,
+    "starcoder2-3b": 3.03,
+    "starcoder2-7b": 7.17,
+    "xlm-roberta-base": 0.278,
+}
+"""Billions of parameters as their publishers round them."""
+
+
 @pytest.mark.parametrize("name, published", PUBLISHED.items(), ids=PUBLISHED)
 def test_a_known_name_has_the_published_number_of_parameters(name, published):
     model = parser.build_plain(models.find(name), "sdpa")
@@ -85,5 +139,10 @@ def test_a_known_name_has_the_published_number_of_parameters(name, published):
     assert abs(parameters(model) / published - 1) <= 0.001
 
 
+@pytest.mark.parametrize("name, billions", ROUNDED.items(), ids=ROUNDED)
+def test_a_known_name_has_about_the_number_of_parameters_that_is_said_of_it(name, billions):
+    assert abs(model_list.shipped()[name].parameters / 1e9 / billions - 1) <= 0.035
+
+
 def test_every_known_name_has_a_published_number():
-    assert {*PUBLISHED} == {*models.known_names()}
+    assert {*PUBLISHED, *ROUNDED} == {*models.known_names()}
