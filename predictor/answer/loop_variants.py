@@ -2,7 +2,8 @@
 
 Loops with the same requested bytes may reserve different amounts, because small buffers that live a little longer split
 what would be one idle block. The loops differ in when a batch comes to the GPU and goes, in what outlives backward, and
-in how many steps run.
+in how many steps run. One differs in the driver instead: among free blocks of one size PyTorch's allocator takes that
+with the lowest address, and drivers give addresses in different orders.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from predictor.jobs.training_job import Job
 
 STEPS = 10
 """Steps of the longer loops."""
+ADDRESS_STEP_BYTES = 32 << 20
+"""Addresses of segments go down on real GPUs, on an H200 in such steps (profiles/h200/profile-device.json)."""
 FRAGILE = 0.01
 """A spread of reserved memory beyond this part of it is called fragile."""
 
@@ -63,6 +66,8 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
             (f"each micro-step brings its batch and replaces the last one, {STEPS} steps", STEPS, 1),
             (f"the loader is one batch ahead, {STEPS} steps", STEPS, 2)):
         yield variant(text, job, steps, held)
+    if not job.setup.allocator.address_step_bytes:
+        yield variant("the reference loop, addresses of segments go down, as on an H200", _going_down(job), 3, None)
     for keep in loop_difference.KEEPING:
         other = loop_difference.with_loop(job, keep_outputs=keep)
         if other is not None:
@@ -70,6 +75,11 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
     other = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
     if other is not None and other.setup.zero_grad != job.setup.zero_grad:
         yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", other, STEPS, 1)
+
+
+def _going_down(job: Job) -> Job:
+    allocator = replace(job.setup.allocator, address_step_bytes=ADDRESS_STEP_BYTES)
+    return replace(job, setup=replace(job.setup, allocator=allocator))
 
 
 def _plays(run: Run, job: Job, player: Player, steps: int) -> bool:

@@ -27,6 +27,13 @@ def test_the_reference_loop_is_the_prediction_and_the_interval_has_every_loop(ke
     assert is_fragile(prediction) is (max(peaks) > 1.01 * min(peaks))
 
 
+def test_the_order_of_addresses_is_a_variant_unless_a_profile_knows_it():
+    workload = Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h200")
+    loops = {profile: [one.loop for one in predict(workload.replace(profile=profile), loops=True).loops]
+             for profile in ("none", None)}
+    assert [any("go down" in loop for loop in names) for names in loops.values()] == [True, False]
+
+
 def test_without_the_option_nothing_changes():
     workload = Workload(model="llava-1.5-7b", sequence_length=1024, profile="none")
     prediction = predict(workload)
