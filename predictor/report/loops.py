@@ -17,6 +17,9 @@ def sentences(prediction: Prediction) -> list[str]:
     if not known:
         return ["In every simulated loop it runs out of memory.", *lines]
     spread = f"{size_text(min(known))} to {size_text(max(known))}, {max(known) / min(known) - 1:.1%}"
+    failing = len(lines) - len(known)
+    dies = f", and the job runs out of memory in {failing} of {len(lines)}" if failing else ""
     if is_fragile(prediction):
-        return [f"Reserved memory is fragile: it depends on details of the loop ({spread}):", *lines]
-    return [f"Reserved memory hardly depends on the loop ({spread}):", *lines]
+        return [f"Reserved memory is fragile: it depends on details of the loop ({spread}){dies}:", *lines]
+    return [f"Reserved memory hardly depends on the loop where it survives ({spread}){dies}:" if failing else
+            f"Reserved memory hardly depends on the loop ({spread}):", *lines]
