@@ -69,7 +69,9 @@ def _code(argv: list[str]) -> int:
     except InputError as error:
         from predictor.oom.pointer import led
 
-        text = led(argv, str(error)) + (_run_instead(argv) if isinstance(error, NotPredicted) else "")
+        text = led(argv, str(error))
+        if isinstance(error, NotPredicted) and text == str(error):  # else it is a log, and no job
+            text += _run_instead(argv)
         streams.say(f"peakcast: error: {' '.join(text.split())}")
         return BAD_INPUT
     except SystemExit as stop:  # argparse, after --help

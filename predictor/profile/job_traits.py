@@ -85,6 +85,12 @@ def _allocator_conf(request: Request, _: Formula) -> str:
     return "default" if AllocatorSettings.parse(text).same_as_default else text
 
 
+def _kernels(request: Request, _: Formula) -> str:
+    workload = request.workload
+    loss = "" if workload.loss == "model" else f"loss {workload.loss}"
+    return _joined("Liger's" if workload.use_liger_kernel else "PyTorch's", loss)
+
+
 def _loop(request: Request, _: Formula) -> str:
     workload = request.workload
     return _joined("" if workload.keep_outputs == "none" else f"keep_outputs {workload.keep_outputs}",
@@ -126,7 +132,7 @@ TRAITS: Mapping[str, Trait] = {
     "model": Trait(("model", "video_frames"), _model, "its layers decide which tensors there are"),
     "recipe": Trait(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe,
                    "it decides which tensors have gradients and optimizer states"),
-    "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "offload", "tensor_parallel_size"), _engine,
+    "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "fsdp1", "offload", "tensor_parallel_size"), _engine,
                    "its buckets, partitions and copies are tensors"),
     "optimizer": Trait(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer,
                       "its states and the temporaries of its step are tensors"),
@@ -137,8 +143,7 @@ TRAITS: Mapping[str, Trait] = {
                            "no_grad"), _checkpointing, "it decides which activations are kept"),
     "padding": Trait(("padding",), lambda request, _: request.workload.padding,
                     "a mask is a tensor, and can make PyTorch take another attention kernel"),
-    "kernels": Trait(("use_liger_kernel",),
-                    lambda request, _: "Liger's" if request.workload.use_liger_kernel else "PyTorch's",
+    "kernels": Trait(("use_liger_kernel", "loss"), _kernels,
                     "Liger's kernels keep other tensors for backward"),
     "evaluation": Trait(("per_device_eval_batch_size",),
                        lambda request, _: "one" if request.workload.evaluates else "none",

@@ -148,7 +148,7 @@ def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_conf
 
 def test_arguments_of_trl_are_refused(tmp_path):
     own = type("SFTConfig", (TrainingArguments,), {"__module__": "trl.trainer.sft_config"})
-    with pytest.raises(InputError, match="the training arguments are TRL's SFTConfig"):
+    with pytest.raises(InputError, match="the training arguments are TRL's, whose loss is not read"):
         loop_keys.trainer_keys(own(output_dir=str(tmp_path), report_to=[], use_cpu=True), ADAMW, samples=1)
 
 

@@ -97,7 +97,6 @@ ABSENT = "sequence_length is not given: add --sequence-length, the tokens of a s
     ([*LLAVA, "google/siglip-so400m-patch14-384"], '--vision_tower is "google/siglip-so400m-patch14-384": beside *'),
     (["swift", "sft", *QWEN, "--torch_dtype", "float16", "--max_length", "64"], "--torch_dtype is fp16: ms-swift then trains under fp16 autocast*"),
     (["swift", "rlhf", "--rlhf_type", "dpo", *QWEN], "swift rlhf is not supported: supervised training *"),
-    (["trl", "sft", *RUN[4:]], "trl sft trains with TRL's SFTConfig, *"),
 ])
 def test_an_error_about_a_key_names_the_one_that_the_user_wrote_or_left_out(capsys, words, message):
     code, _, err = answer(capsys, "predict", "--", *words)
@@ -135,8 +134,8 @@ def test_auto_of_a_config_alone_is_not_called_absent(capsys, tmp_path):
     (["--from-format", "llava"], "--from-format names the format of the --from file: add --from FILE"),
     (["--"], "a command is missing after --"),
     (["--from", "missing.sh"], "missing.sh: no such file"),
-    (["--from-format", "lava", "--", "python", *TRAIN], '--from-format "lava": known are llava, llamafactory, swift, axolotl, deepspeed, '
-                                                        'transformers (did you mean "llava"?)'),
+    (["--from-format", "lava", "--", "python", *TRAIN], '--from-format "lava": known are llava, llamafactory, swift, axolotl, qwenvl, qwen_series, '
+                                                        'deepspeed, trl, transformers (did you mean "llava"?)'),
 ])
 def test_a_mistake_is_one_line(capsys, words, message):
     code, out, err = answer(capsys, "predict", *words)

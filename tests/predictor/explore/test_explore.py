@@ -81,13 +81,13 @@ def test_what_a_page_does_not_have_is_refused_by_name(keys, message):
 def test_what_is_left_out_is_named_with_its_reason():
     left_out = made().document["left_out"]
     assert any(line.startswith("v100-16gb, v100-32gb: dtype bf16: this GPU has compute capability 7.0, from 8.0 on it is predicted") for line in left_out)
-    assert any(line.startswith("FSDP2, ZeRO-3, ") and ": one sample with several images: no formula of it is shipped" in line for line in left_out)
+    assert any(line.startswith("FSDP1, FSDP2, ZeRO-3, ") and ": one sample with several images: no formula of it is shipped" in line for line in left_out)
 
 
 def test_engines_that_contradict_a_deepspeed_config_are_left_out_in_one_sentence():
     found = settings.find(job(capacity_bytes=60 << 30, zero_stage=None, deepspeed={"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}).workload, (8,))
     line, = settings.reasons(found.left_out)
-    assert line.startswith("plain PyTorch, DDP, FSDP2, ZeRO-0, ZeRO-1, ZeRO-3, ") and ": the DeepSpeed config says the engine" in line
+    assert line.startswith("plain PyTorch, DDP, FSDP1, FSDP2, ZeRO-0, ZeRO-1, ZeRO-3, ") and ": the DeepSpeed config says the engine" in line
 
 
 def test_a_page_says_that_one_gpu_is_assumed_where_the_launcher_uses_all(tmp_path, capsys):
@@ -114,7 +114,7 @@ def test_engines_that_need_a_trace_of_their_own_are_left_out_where_no_formula_is
     found = settings.find(Workload(model=MODEL, recipe="pretrain", capacity_bytes=60 << 30), (1, 2))
     assert {choice.engine.name for choice in found.jobs} == {"torch", "ddp", "zero0", "zero1", "zero2"}
     (what, why), = found.left_out.items()
-    assert what.startswith("FSDP2, ZeRO-3, plain PyTorch + tensor parallel 2") and "no formula of it is shipped" in why
+    assert what.startswith("FSDP1, FSDP2, ZeRO-3, plain PyTorch + tensor parallel 2") and "no formula of it is shipped" in why
 
 
 def test_what_a_framework_fills_in_about_checkpointing_leaves_out_no_variant_without_it(tmp_path):
