@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,8 +111,6 @@ def _reports(item: pytest.Item, mark: pytest.Mark) -> Iterator[pytest.TestReport
 
 def _run(item: pytest.Item, limit: Limit, folder: Path) -> tuple[DryRun | None, list[Any], str]:
     """Runs one test on the emulated GPU: its memory (None if it used no GPU), its reports, and its output."""
-    import sys
-
     from calibrate.dryrun.dryrun import NoGpuUsed, Streams, dryrun
     from calibrate.emulator import Machine
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   peakcast fits job.yaml --gpu a100-40gb
   peakcast fits configs/*.yaml --gpu a100-80gb --data-parallel-size 8 --base origin/main
-  peakcast fits train.sh --gpu h100-80gb --base main --markdown -o comment.md
+  peakcast fits train.sh --gpu h100-80gb --base main --markdown comment.md
 
 Each FILE is a workload (as for predict --workload) or a framework's own configuration (as for predict --from). Options
 apply to every file. With --base the same file of that Git revision is predicted too, with the files that it names, and
@@ -39,26 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="a workload, or a framework's own configuration")
     parser.add_argument("--base", metavar="REVISION", help="compare with the same files of this Git revision")
     output.add_output(parser)
-    parser.add_argument("--markdown", action="store_true", help="write a table in Markdown, for a comment")
+    parser.add_argument("--markdown", metavar="FILE", help="also write a table in Markdown, for a comment")
     options.add_keys(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Judges every file and reports. The exit code is that of the worst."""
-    output.check_path(arguments.output, arguments.force)
-    if arguments.json and arguments.markdown:
-        raise InputError("--json and --markdown are both given: keep one")
+    for path in (arguments.output, arguments.markdown):
+        output.check_path(path, arguments.force)
+    output.check_different(arguments.markdown, arguments.output, "--markdown and -o")
     rows = [_judged(file, now, before, arguments) for file, now, before in _workloads(arguments)]
     from predictor.report import fits
 
-    if arguments.markdown:
-        output.emit(arguments.output, fits.markdown(rows, arguments.base or ""))
-    else:
-        def report(console: Console) -> None:
-            for row in rows:
-                console.print(fits.line(row, arguments.base or ""), soft_wrap=True)
+    def report(console: Console) -> None:
+        for row in rows:
+            console.print(fits.line(row, arguments.base or ""), soft_wrap=True)
 
-        output.write(arguments, lambda: [row.to_json() for row in rows], report)
+    if arguments.markdown:
+        output.write_file(arguments.markdown, fits.markdown(rows, arguments.base or ""))
+    output.write(arguments, lambda: [row.to_json() for row in rows], report)
     return 2 if any(row.problem for row in rows) else 1 if any(row.verdict != "fits" for row in rows) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -37,10 +38,11 @@ def in_revision(revision: str, suffixes: Sequence[str]) -> Iterator[Path]:
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}",
                   problem=f"{quoted(revision)} is no revision of this repository: fetch it first, or name another")
     with TemporaryDirectory(prefix="peakcast-") as folder:
-        for path, object_id in _listed(commit.decode().strip(), suffixes):
+        files = _listed(commit.decode().strip(), suffixes)
+        for (path, _), content in zip(files, _contents([object_id for _, object_id in files])):
             target = Path(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_git("cat-file", "blob", object_id))
+            target.write_bytes(content)
         place = Path(folder, os.path.relpath(here, top))
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)
@@ -61,9 +63,19 @@ def _listed(commit: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:
     return found[:MOST_FILES]
 
 
-def _git(*words: str, problem: str = "") -> bytes:
+def _contents(object_ids: Sequence[str]) -> Iterator[bytes]:
+    """The content of each object, read by one process: a line that ends with its size, the bytes, and a line break."""
+    stream = io.BytesIO(_git("cat-file", "--batch", standard_input="\n".join(object_ids).encode()))
+    for _ in object_ids:
+        size = int(stream.readline().split()[-1])
+        yield stream.read(size)
+        stream.read(1)
+
+
+def _git(*words: str, standard_input: bytes = b"", problem: str = "") -> bytes:
     try:
-        return subprocess.run(["git", *words], capture_output=True, check=True, timeout=SECONDS).stdout
+        return subprocess.run(["git", *words], input=standard_input, capture_output=True, check=True,
+                              timeout=SECONDS).stdout
     except FileNotFoundError:
         raise InputError("git is not installed, which an earlier revision needs") from None
     except subprocess.TimeoutExpired:

@@ -106,7 +106,7 @@ def test_json_has_one_object_for_each_file(repository, capsys):
     (["configs/job.yaml"], "configs/job.yaml: names no GPU: add --gpu, such as --gpu a100-40gb"),
     (["configs/job.yaml", *GPU, "--base", "nowhere"],
      '"nowhere" is no revision of this repository: fetch it first, or name another'),
-    (["configs/job.yaml", *GPU, "--json", "--markdown"], "--json and --markdown are both given: keep one")])
+    (["configs/job.yaml", *GPU, "-o", "a", "--markdown", "a"], "--markdown and -o name the same file: give two")])
 def test_bad_input(words, message, repository, capsys):
     assert main(["fits", *words]) == 2
     assert capsys.readouterr().err == f"peakcast: error: {message}\n"
