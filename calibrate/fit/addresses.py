@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from calibrate.fit.jobs import MeasuredJob
+from predictor.allocator.constants import DOWNWARD_STEP
 
-STEPS = (0, 32 << 20)
-"""The steps that have been seen, in bytes: 0 on the emulated GPU, where addresses go up; 32 MiB on an H200 and in a
-history of torch 2.6 from another user's GPU, where they go down."""
+STEPS = (0, DOWNWARD_STEP)
+"""The steps that have been seen, in bytes."""
 CLEARLY = 0.5
 """Another order than the emulated GPU's must reduce the error to less than this part."""
 

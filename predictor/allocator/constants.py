@@ -41,3 +41,6 @@ LAST_ADDRESS = 0x4000_0000_0000
 #: Device memory (bytes) that sizes the address range of an expandable segment where the capacity is unlimited.
 #: This value is our choice, not PyTorch's: it only has to be more than a job maps.
 UNLIMITED_TOTAL = 1 << 40
+DOWNWARD_STEP = 32 * MIB
+"""Step of the driver's addresses on an H200 (profiles/h200/device), and in a history of torch 2.6 from another user's
+GPU: on real GPUs addresses of segments go down. 0 stands for those of the emulated GPU, which go up."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.allocator.constants import DOWNWARD_STEP
 from predictor.allocator.simulate import Device
 from predictor.answer import loop_difference
 from predictor.answer.prediction import LoopVariant, Prediction
@@ -24,8 +25,6 @@ from predictor.jobs.training_job import Job
 
 STEPS = 10
 """Steps of the longer loops."""
-ADDRESS_STEP_BYTES = 32 << 20
-"""Addresses of segments go down on real GPUs, on an H200 in such steps (profiles/h200/profile-device.json)."""
 FRAGILE = 0.01
 """A spread of reserved memory beyond this part of it is called fragile."""
 
@@ -78,7 +77,7 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
 
 
 def _going_down(job: Job) -> Job:
-    allocator = replace(job.setup.allocator, address_step_bytes=ADDRESS_STEP_BYTES)
+    allocator = replace(job.setup.allocator, address_step_bytes=DOWNWARD_STEP)
     return replace(job, setup=replace(job.setup, allocator=allocator))
 
 
