@@ -182,6 +182,8 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
            optimizer_steps: int | None = None, streams: Streams = OURS, snapshot: str | None = None) -> DryRun:
     """Run a command whose Python processes see an emulated GPU: that of the command's own PyTorch.
 
+    Programs are looked for on the path, and last beside this interpreter, whose environment may not be activated.
+
     Args:
         machine: the emulated machine.
         world_size: number of ranks that ``torch.distributed`` reports; the process is ``rank``. None: the ranks that
@@ -197,10 +199,11 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     """
     if not 0 <= rank < (world_size or 1):
         raise InputError(f"rank {rank} must be at least 0 and below the world size, {world_size or 1}")
-    program = shutil.which(command[0]) if command else None
+    path = os.pathsep.join(filter(None, [os.environ.get("PATH"), os.path.dirname(sys.executable)]))
+    program = shutil.which(command[0], path=path) if command else None
     if program is None:
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
-    interpreter = _interpreter_of(program)
+    interpreter = _interpreter_of(program, path)
     if release(version := find_torch(interpreter).version) < OLDEST_TORCH:
         raise InputError(f"PyTorch {version} does not load what watches a dry run: use "
                          f"{'.'.join(map(str, OLDEST_TORCH[:2]))} or later, or peakcast measure")
@@ -208,7 +211,7 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     with tempfile.TemporaryDirectory(prefix="peakcast-") as directory:
         settings = Settings(directory, rank, world_size, optimizer_steps, snapshot is not None,
                             streams.progress is not None)
-        changes |= {SETTING: json.dumps(asdict(settings)),
+        changes |= {SETTING: json.dumps(asdict(settings)), "PATH": path,
                     "PYTHONPATH": os.pathsep.join([changes["PYTHONPATH"], *_autoloads(version)])}
         if world_size is not None:
             changes |= variables(rank, world_size)
@@ -222,7 +225,7 @@ def _autoloads(torch: str) -> list[str]:
     return [*by_site, str(AUTOLOAD)]
 
 
-def _interpreter_of(program: str) -> str:
+def _interpreter_of(program: str, path: str) -> str:
     """The Python that a program is or that its first line names. A shell script's is the first on the path.
 
     This process's interpreter takes the place of one without PyTorch.
@@ -230,7 +233,7 @@ def _interpreter_of(program: str) -> str:
     with open(program, "rb") as stream:
         first = stream.readline(1000)
     words = [program, *(first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []), "python"]
-    found = shutil.which(next(word for word in words if os.path.basename(word).startswith("python")))
+    found = shutil.which(next(word for word in words if os.path.basename(word).startswith("python")), path=path)
     return found if found and has_torch(found) else sys.executable
 
 
