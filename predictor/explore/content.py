@@ -16,7 +16,7 @@ from predictor.events.events import FACTORS, MOMENTS
 from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
-from predictor.explore.remedies import accumulating, constants, expandable, of_choices
+from predictor.explore.remedies import accumulating, constants, expandable, of_choices, proposed_engines
 from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, profile_of, reasons, several_images
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
@@ -60,8 +60,9 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                 for key, jobs in groups.items() for micro in [next(iter(jobs.values())).formula.micro]]
     limits = _page_limits(settings)
     starts: dict[str, list[Sequence[StartUp]]] = {}
+    engines = proposed_engines(settings)
     rows = [(number, _run_name(setting), steps, job) for number, jobs in enumerate(groups.values())
-            for setting, own in jobs.items() for steps, job in {0: own, **accumulating(settings, own)}.items()]
+            for setting, own in jobs.items() for steps, job in {0: own, **accumulating(settings, own, engines)}.items()]
     for number, name, steps, job in progress(rows):
         formulas[number]["runs"][f"{name} x{steps}" if steps else name] = _runs(
             job, limits, tables, starts.setdefault(name, []))
@@ -306,10 +307,10 @@ def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Map
 def _varied(workload: Workload, name: str) -> Iterator[tuple[str, Workload]]:
     """The workload and its remedies with other traits, by the name that the page gives them."""
     several = workload.replace(gradient_accumulation_steps=max(2, workload.gradient_accumulation_steps))
-    conf = with_expandable_segments(workload.allocator_conf)
-    yield name, workload
-    yield f"{name} several", several
-    yield f"{name} expandable", workload.replace(allocator_conf=conf) if conf else workload
+    conf = with_expandable_segments(workload.allocator_conf) or workload.allocator_conf
+    for label, varied in ((name, workload), (f"{name} several", several)):
+        yield label, varied
+        yield f"{label} expandable", varied.replace(allocator_conf=conf)
 
 
 SHAPE = ("per_device_train_batch_size", "sequence_length", "images_per_sample")

@@ -127,18 +127,7 @@ function redraw() {
 /** The changes to judge while the page is idle, where a setting does not surely fit. */
 function prepareRemedies(data, setting, found) {
   const wanted = !found.refused && found.answer.verdict !== "fits";
-  state.remedies = wanted ? {...changesOf(data, setting), fit: [], tried: 0} : null;
-  showRemedies();
-}
-
-function judgeNextChange() {
-  const {remedies, data} = state, [steps] = remedies.open, found = judgeNext(data, steps);
-  if (found) remedies.fit.push(found);
-  if (found || !steps.length) {
-    remedies.open.shift();
-    remedies.tried += 1;
-  }
-  if (remedies.fit.length === data.changes.constants.enough) remedies.open = [];
+  state.remedies = wanted ? searchFrom(data, setting) : null;
   showRemedies();
 }
 
@@ -146,13 +135,14 @@ function showRemedies() {
   const {remedies} = state;
   element("remedies").parentElement.hidden = !remedies;
   if (!remedies) return;
-  const {open, fit, tried, unknown} = remedies;
+  const {open, fit, tried, made, unknown} = remedies;
   list("remedies", fit.map(one => remedyText(one, sizeText)));
-  element("remedies-progress").textContent = open.length ? `${open.length} changes still to judge …`
+  const together = made.length ? `, together with ${madeText(made)}` : "";
+  element("remedies-progress").textContent = open.length ? `${open.length} changes still to judge${together} …`
     : fit.length ? `The first that fit, of ${tried} judged; those that keep training the same come first.`
-      : "No single change that this page can evaluate fits.";
-  element("remedies-unknown").textContent = `peakcast predict, with the command above, judges several changes together, `
-    + `and what this page cannot evaluate: ${unknown.join("; ")}.`;
+      : `Nothing that this page can evaluate fits${made.length ? `, not even ${madeText(made)} with one change more` : ""}.`;
+  element("remedies-unknown").textContent = `peakcast predict, with the command above, also judges what this page cannot `
+    + `evaluate: ${unknown.join("; ")}.`;
   element("remedies-unknown").hidden = Boolean(open.length) || !unknown.length;
 }
 
@@ -302,12 +292,14 @@ function prepareMap(data, setting) {
 
 /** Plays the cell nearest to the chosen one that is still open. */
 function playNext() {
+  const {data} = state;
   if (state.remedies?.open.length) {
-    judgeNextChange();
+    advance(data, state.remedies);
+    showRemedies();
     state.idle = setTimeout(playNext, 0);
     return;
   }
-  const {map, data, setting} = state, [column, row] = chosenCell() || [0, 0], width = map.batches.length;
+  const {map, setting} = state, [column, row] = chosenCell() || [0, 0], width = map.batches.length;
   let best = -1, nearest = Infinity;
   map.cells.forEach((cell, place) => {
     const far = Math.hypot(place % width - column, Math.floor(place / width) - row);

@@ -90,9 +90,9 @@ function farFrom(data, setting, {calibrated}) {
     && !(calibrated[key][0] / data.far <= value && value <= calibrated[key][1] * data.far));
 }
 
-/** The name of a setting's traits. Changes have one other trait at most. */
-const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}${setting.expandable ? " expandable"
-  : setting.accumulation > 1 ? " several" : ""}`;
+/** The name of a setting's traits. */
+const nameOf = setting => `${setting.engine} ${setting.checkpointing ? "on" : "off"}${
+  setting.accumulation > 1 ? " several" : ""}${setting.expandable ? " expandable" : ""}`;
 const kindsOf = (setting, {kinds}) => kinds[nameOf(setting)];
 const versionsOf = (setting, {versions}) => versions[nameOf(setting)];
 

@@ -3,8 +3,12 @@
 /** The steps of a family, from the least change on: words, costs, how training differs, and the changed setting. */
 function stepsOf(data, setting, family) {
   return (family.rule ? RULES[family.rule](data, setting, family) : family.steps)
-    .map(step => ({costs: family.costs, differs: family.differs, ...step, setting: {...setting, ...step.set}}));
+    .map(step => ({costs: family.costs, differs: family.differs, hardware: family.hardware,
+      own: ownWords(family.own, step), ...step, setting: {...setting, ...step.set}}));
 }
+
+/** The user's own words for a step whose numbers depend on the controls; undefined if there are none. */
+const ownWords = (template, {set}) => template && template.replace(/\{(\w+)\}/g, (_, part) => set[part]);
 
 /** Families whose steps depend on where the controls are: they repeat the functions of changes.py. */
 const RULES = {
@@ -61,18 +65,53 @@ function changesOf(data, setting) {
 }
 
 /** A remedy as a sentence (predictor/report/remedies.py, remedy_text). */
-function remedyText({words, costs, differs, reserved_bytes}, sizeText) {
-  const notes = [costs.startsWith("nothing") ? "" : `price: ${costs}`, differs && `changes training: ${differs}`];
+function remedyText({made, reserved_bytes}, sizeText) {
+  const costs = made.map(step => step.costs).filter(cost => !cost.startsWith("nothing"));
+  const differs = made.map(step => step.differs).filter(Boolean);
+  const notes = [costs.length && `price: ${costs.join(" and ")}`, differs.length && `changes training: ${differs.join(", ")}`];
   const note = notes.filter(Boolean).join("; ");
-  return `Fits with ${words}: ${sizeText(reserved_bytes)} reserved${note && ` (${note})`}.`;
+  return `Fits with ${madeText(made)}: ${sizeText(reserved_bytes)} reserved${note && ` (${note})`}.`;
 }
 
-/** Judges a family's next step: the remedy if it surely fits; null if it does not, and the others may follow. */
+const madeText = made => made.map(({own, words}) => own || words).join(" and ");
+
+/** The search of predictor/answer/remedies.py, which `advance` takes further by one setting. */
+function searchFrom(data, setting) {
+  const {open, unknown} = changesOf(data, setting);
+  return {made: [], peak: cellAt(data, setting).requested, open, unknown, rows: [], fit: [], tried: 0};
+}
+
+/** Judges one more setting, or begins the next round. A search ends where nothing is open. */
+function advance(data, search) {
+  const {made, open, rows, fit} = search, [steps] = open, step = judgeNext(data, steps);
+  if (step.fits) fit.push({...step, made: [...made, step]});
+  if (step.fits || !steps.length) {
+    open.shift();
+    search.tried += made.length ? 0 : 1;
+    if (!step.fits) rows.push(step);
+  }
+  if (fit.length === data.changes.constants.enough || (step.fits && made.length)) search.open = [];
+  else if (!open.length) nextRound(data, search);
+}
+
+/** _together: builds on the change that lowers the requested peak the most, until the changes fit. */
+function nextRound(data, search) {
+  const {made, rows, fit, peak} = search, keeps = step => !step.differs && !step.hardware;
+  if (fit.filter(({made: [step]}) => keeps(step)).length >= data.changes.constants.enough) return;
+  const lower = rows.filter(step => !step.hardware).map(step => ({...step, peak: cellAt(data, step.setting).requested}))
+    .filter(step => step.peak < peak && (keeps(step) || !fit.length));
+  if (!lower.length || made.length === data.changes.constants.most_together - 1) return;
+  const best = lower.reduce((one, other) => (Number(!!other.differs) - Number(!!one.differs) || other.peak - one.peak) < 0
+    ? other : one);
+  Object.assign(search, {made: [...made, best], peak: best.peak, rows: [], open: changesOf(data, best.setting).open});
+}
+
+/** Judges a family's next step, with whether it surely fits. */
 function judgeNext(data, steps) {
   const step = steps.shift();
-  if (!canFit(data, step.setting)) return null;
+  if (!canFit(data, step.setting)) return {...step, fits: false};
   const {verdict, reserved_bytes} = judged(data, step.setting);
-  return verdict === "fits" ? {...step, reserved_bytes} : null;
+  return {...step, fits: verdict === "fits", reserved_bytes};
 }
 
 /** Whether the closed form leaves room: where it does not, there is nothing to play. */

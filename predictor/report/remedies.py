@@ -75,11 +75,16 @@ def change_text(remedy: Remedy, *, brief: bool = False) -> str:
     """
     if not remedy.own_words:
         return _changes(remedy)
-    said = remedy.own_words if remedy.where in remedy.own_words else f"{remedy.own_words} ({remedy.where})"
+    said = own_text(remedy.own_words, remedy.where)
     if len(remedy.own_words) <= LONG:
         return said
     there = f"{remedy.where}: " if remedy.where else ""
     return f"{_changes(remedy)} ({there}see --details)" if brief else f"{_changes(remedy)}: {said}"
+
+
+def own_text(words: str, where: str) -> str:
+    """The user's own words with their file, unless they name it."""
+    return words if where in words else f"{words} ({where})"
 
 
 def _changes(remedy: Remedy) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.simulate import Columns, Device, simulate
+from predictor.answer import changes
 from predictor.answer.predict import predict
 from predictor.answer.remedies import remedies
 from predictor.common import gpus
@@ -23,7 +24,9 @@ from predictor.events import workspaces
 from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
 from predictor.explore.content import Content
-from predictor.explore.settings import profile_of
+from predictor.explore.remedies import _family as page_family
+from predictor.explore.settings import find, profile_of
+from predictor.report.remedies import change_text
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
 from tests.predictor.small import small_config
@@ -213,10 +216,15 @@ def test_any_address_gives_a_setting_that_the_page_has(address):
 
 
 REMEDIES = """setting => changesOf(data, setting).open.map(steps => {
-  let found = null;
-  while (!found && steps.length) found = judgeNext(data, steps);
-  return found;
-}).filter(Boolean)"""
+  let step = judgeNext(data, steps);
+  while (!step.fits && steps.length) step = judgeNext(data, steps);
+  return step;
+}).filter(step => step.fits)"""
+SEARCH = """setting => {
+  const search = searchFrom(data, setting);
+  while (search.open.length) advance(data, search);
+  return search.fit;
+}"""
 
 
 def prediction_of(setting: dict) -> dict:
@@ -245,12 +253,28 @@ def test_remedies_are_those_of_predict_in_its_order(keys, tmp_path, formula_cach
     keys = {"model": str(tmp_path), "sequence_length": 2048, "gpu": "h100-80gb", "capacity_bytes": 3 << 30} | keys
     page = made(**keys)
     unknown = Scripts(page)("setting => changesOf(data, setting).unknown", page.document["first"])
-    theirs = [(remedy.changes[0], remedy.peak_reserved_bytes, remedy.costs[0], list(remedy.differs))
+    theirs = [(change_text(remedy), remedy.peak_reserved_bytes, remedy.costs[0], list(remedy.differs))
               for remedy in remedies(Workload(gradient_checkpointing=False, **keys), every=True)
               if remedy.fits and len(remedy.changes) == 1 and not any(remedy.changes[0] == words.removesuffix(" (changes training)") for words in unknown)]
-    ours = [(remedy["words"], remedy["reserved_bytes"], remedy["costs"], [remedy["differs"]] if remedy["differs"] else [])
+    ours = [(remedy["own"] or remedy["words"], remedy["reserved_bytes"], remedy["costs"],
+             [remedy["differs"]] if remedy["differs"] else [])
             for remedy in Scripts(page)(REMEDIES, page.document["first"])]
     assert ours == theirs and len(ours) > 2
+
+
+@pytest.mark.parametrize("capacity_mib", [1200, 1300, 1700, 2200])
+def test_changes_that_fit_together_are_those_of_predict(capacity_mib, tmp_path, formula_cache, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    keys = {"model": str(tmp_path), "sequence_length": 2048, "gpu": "h100-80gb", "capacity_bytes": capacity_mib << 20,
+            "zero_stage": 2, "data_parallel_size": 4, "per_device_train_batch_size": 30}
+    ours = Scripts(page := made(**keys))(SEARCH, page.document["first"])
+    workload = Workload(gradient_checkpointing=False, **keys)
+    settings, families = find(workload, (1, 4)), changes.of
+    monkeypatch.setattr(changes, "of", lambda changed: [  # those that the page can evaluate
+        family for family in families(changed) if "words" not in page_family(settings, changed, family)])
+    theirs = [remedy for remedy in remedies(workload) if remedy.fits]
+    assert [(tuple(step["words"] for step in remedy["made"]), remedy["reserved_bytes"]) for remedy in ours] == [
+        (remedy.changes, remedy.peak_reserved_bytes) for remedy in theirs]
 
 
 def test_a_change_that_the_page_cannot_evaluate_is_named():
