@@ -12,11 +12,13 @@ from predictor.formula import store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS
 from predictor.workload.keys import KEYS
-from predictor.workload.value_sources import OwnChange, Source
+from predictor.workload.value_sources import ENGINE_KEYS, OwnChange, Source
 from predictor.workload.workload import Workload
 
 ENGINES = {"torch": "a plain loop", "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
 """Engine of a workload -> its name in sentences."""
+OF_ENGINES = ENGINE_KEYS | {"offload", "dtype"}
+"""Keys that another engine brings with it."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,13 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
     file = f"{present.source.file} is not changed"
     if change is None or texts is None:
         same = present.engine == proposed.engine
-        return f"{file}: {_not_expressed(present.source, changes) if same else _other_engine(present, proposed)}"
+        if same:
+            return f"{file}: {_not_expressed(present.source, changes)}"
+        return f"{file}: {_other_engine(present, proposed, changes)}"
     try:
         changed = present.replace(**change.workload)
         if _engine(changed) != _engine(proposed):
-            return f"{file}: {_other_engine(changed, proposed)}"
+            return f"{file}: {_other_engine(changed, proposed, changes)}"
         return _judged(change, texts, changed)
     except InputError as error:
         return f"{file}: what it would start cannot be predicted: {error}"
@@ -87,9 +91,13 @@ def _not_expressed(source: Source, changes: Mapping[str, Any]) -> str:
     return f"{said} under {source.framework} is not known"
 
 
-def _other_engine(present: Workload, proposed: Workload) -> str:
-    """Why other values in the files do not start the proposed engine."""
-    return f"it trains with {_engine(present)}, and {_engine(proposed)} needs more than other values in it"
+def _other_engine(started: Workload, proposed: Workload, changes: Mapping[str, Any]) -> str:
+    """Why other values in the files do not start the proposed engine, and how they say what else changes."""
+    assert started.source is not None  # it was read
+    rest = started.source.in_own_words({key: item for key, item in changes.items()
+                                        if item is not None and key not in OF_ENGINES})
+    return (f"it trains with {_engine(started)}, and {_engine(proposed)} needs more than other values in it"
+            + (f"; what else changes is {rest.text}" if rest else ""))
 
 
 def _engine(workload: Workload) -> str:

@@ -74,6 +74,11 @@ def test_files_that_would_go_on_with_deepspeed_are_not_those_of_a_plain_plan(pre
     assert "it trains with ZeRO-2, and DDP needs more" in own_files(present, plain)
 
 
+def test_what_changes_besides_the_engine_is_in_the_words_of_the_file(present):
+    plain = present.replace(deepspeed=None, engine="ddp", dtype="bf16", per_device_train_batch_size=2)
+    assert own_files(present, plain).endswith("; what else changes is per_device_train_batch_size: 2")
+
+
 def test_a_file_of_the_user_is_not_overwritten_unasked(tmp_path):
     (tmp_path / "job.yaml").write_text("mine")
     with pytest.raises(InputError, match="job.yaml: is there already: add --force"):
