@@ -35,6 +35,10 @@ CHECKS = registry.CHECKS | {
     "allocator": Check(
         "tests.calibrate.allocator_check", "does the simulated allocator match PyTorch's on random sequences?",
         takes="two minutes", writes=("profiles/evidence/allocator_sequences.json",), tolerance={"differences": 0}),
+    "long_tests": Check(
+        "tests.long_tests", "do the tests pass that the test command leaves out because they are long?",
+        takes="a quarter of an hour on two cores", writes=("profiles/evidence/long_tests.json",),
+        tolerance={"tests that did not pass": 0, "entries without a test": 0}),
     "replay": Check(
         "tests.replay.check", "do the requests of the replay set still get the recorded answers?",
         takes="minutes; with --all half an hour", writes=("tests/replay/answers.jsonl.xz with --record",),

@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from calibrate.measure import warm_workers
+from tests.long_tests import is_long
 
 hypothesis.settings.register_profile("peakcast", deadline=None)  # timings are benchmarks, not tests
 hypothesis.settings.load_profile("peakcast")
@@ -85,9 +86,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the quick tests."""
+    """Marks the quick tests and the long ones."""
     requests = 0
     for item in items:
+        if is_long(item.path.relative_to(HERE).as_posix(), item.name):
+            item.add_marker("long")
         if not _is_quick(item.path) or getattr(item, "originalname", item.name) in NEED_TORCH:
             continue
         if item.path.parent.name == "replay":

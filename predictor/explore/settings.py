@@ -150,7 +150,7 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     """
     check(workload)
     degrees = sorted({*degrees, workload.data_parallel_size})
-    workload = _with_length(workload.replace(gpu=workload.gpu or gpus.DEFAULT), progress)
+    workload = with_length(workload.replace(gpu=workload.gpu or gpus.DEFAULT), progress)
     first = dispatch.prepare(workload, progress)  # fails first if the user's own keys are wrong
     found = Settings(first.workload, batches=_batches(first, progress))
     training_job.engine_of(first.formula, first.setup)
@@ -163,7 +163,7 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     return found
 
 
-def _with_length(workload: Workload, progress: Progress | None) -> Workload:
+def with_length(workload: Workload, progress: Progress | None = None) -> Workload:
     """The workload with a sequence length, if its model takes one: by default one with room for the images."""
     if workload.sequence_length is not None or models.find(workload.model).kind is Modality.IMAGE:
         return workload

@@ -16,7 +16,7 @@ from calibrate.checks.registry import Check
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import ROOT
 
-EXTRA = {"allocator", "replay"}
+EXTRA = {"allocator", "long_tests", "replay"}
 """Checks that need the tests' modules."""
 HELD = Outcome({"errors": 0.01}, shown=("a [bold] table",))
 

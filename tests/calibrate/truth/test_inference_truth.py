@@ -26,7 +26,7 @@ POSITIONS_BYTES = {"qwen2_5_vl": 32}
 
 @needs_emulator
 @pytest.mark.usefixtures("formula_cache")
-@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
+@pytest.mark.parametrize(("batch", "share"), [(1, 34 << 20), (16, 80 << 20)])
 def test_a_conversation_survives_the_turns_that_are_said_to_fit_and_dies_in_the_next(tmp_path, batch, share):
     (tmp_path / "config.json").write_text(json.dumps(TEXT["llama"]))
     asked = Workload(model=str(tmp_path), mode="inference", gpu="h100-80gb", profile="none", conversation=TALK,

@@ -121,7 +121,7 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     assert any("130 to 191" in line for line in said) == (longest == 129)
 
 
-@pytest.mark.parametrize(("batch", "share"), [(1, 36 << 20), (16, 80 << 20)])
+@pytest.mark.parametrize(("batch", "share"), [(1, 34 << 20), (16, 80 << 20)])
 def test_a_conversation_goes_on_for_as_many_turns_as_fit(model, batch, share):
     workload = asked(model["llama"], conversation=TALK, per_device_eval_batch_size=batch,
                      capacity_bytes=share + ASSUMED_RUNTIME_BYTES)

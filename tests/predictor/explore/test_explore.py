@@ -105,7 +105,7 @@ def test_a_page_says_that_one_gpu_is_assumed_where_the_launcher_uses_all(tmp_pat
 def test_the_default_sequence_has_room_for_the_picture(tmp_path, formula_cache):
     config = IMAGE_TEXT["llava_next"] | {"image_grid_pinpoints": [[840, 840]]}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    first = settings.find(Workload(model=str(tmp_path), image_size="840", capacity_bytes=60 << 30), (1,)).base
+    first = settings.with_length(Workload(model=str(tmp_path), image_size="840", capacity_bytes=60 << 30))
     assert first.sequence_length > 1024 and dispatch.prepare(first).formula.facts.room(1) > 1024 - 1
 
 

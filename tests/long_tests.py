@@ -1,0 +1,155 @@
+"""Run the long tests, which the test command leaves out. Most stand beside a shorter one of the same claim.
+
+    pip install -e '.[test]'
+    python scripts/check.py long_tests                   # about fifteen minutes on two cores
+    python -m pytest -m long -k course                   # some of them
+
+The outcomes go to profiles/evidence/long_tests.json, with the date and the versions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+from calibrate.checks.directories import EVIDENCE
+from calibrate.checks.outcome import Outcome
+from predictor.common.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+PAGE = EVIDENCE / "long_tests.json"
+VERSIONS = ("torch", "transformers", "deepspeed")
+LONG: dict[str, tuple[str, ...]] = {
+    "calibrate/commands/test_predict_run.py": (
+        "test_a_launcher_of_eight_starts_one_process_that_acts_as_one_of_them[accelerate",
+        "test_a_launcher_of_eight_starts_one_process_that_acts_as_one_of_them[deepspeed"),
+    "calibrate/dryrun/test_dryrun.py": (
+        "test_hugging_faces_trainer_holds_a_few_bytes_more_than_the_reference_loop[8-",),
+    "calibrate/dryrun/test_dryrun_compiled.py": (
+        "test_hugging_faces_trainer_that_compiles_is_refused_and_runs_with_the_variable",
+        "test_what_is_compiled_for_the_gpu_ends_the_dry_run_with_one_sentence[model",
+        "test_what_is_compiled_for_the_gpu_ends_the_dry_run_with_one_sentence[torch.compile(layer)",
+        "test_what_is_compiled_for_the_gpu_ends_the_dry_run_with_one_sentence[torch.compile(scaled"),
+    "calibrate/dryrun/test_dryrun_factors.py": (
+        "test_a_rank_has_the_same_peaks_without_its_factors[ddp", "test_a_rank_has_the_same_peaks_without_its_factors[fsdp2",
+        "test_the_script_allocates_the_same_bytes_as_on_the_bare_emulated_gpu_and_nothing_is_kept_alive[reentrant",
+        "test_the_script_allocates_the_same_bytes_as_on_the_bare_emulated_gpu_and_nothing_is_kept_alive[trainer"),
+    "calibrate/dryrun/test_dryrun_recording.py": (
+        "test_hugging_faces_trainer_leaves_its_script_the_history_that_it_has_without_a_dry_run",
+        "test_the_answer_is_the_same_whatever_the_script_records[torch"),
+    "calibrate/learn/test_learn_truth.py": (
+        "test_a_model_of_one_kind_of_sample_is_predicted_where_it_never_ran[resnet",
+        "test_a_model_of_one_kind_of_sample_is_predicted_where_it_never_ran[whisper",
+        "test_a_script_with_placeholders_is_predicted_where_it_never_ran"),
+    "calibrate/training/test_training_truth.py": (
+        "test_a_loop_that_keeps_outputs_and_gradients_is_predicted_so",
+        "test_a_trainer_that_keeps_the_output_is_predicted_so[zero2",
+        "test_an_evaluation_after_the_record_was_written_is_recorded_with_it"),
+    "calibrate/truth/test_allocator_settings_truth.py": (
+        "test_zero_2_requests_other_bytes_where_settings_decide_whether_parameters_flatten_on_the_gpu[555745280-False",),
+    "calibrate/truth/test_autotp_truth.py": ("test_the_trainer_needs_what_is_predicted_of_its_config",),
+    "calibrate/truth/test_course_truth.py": (
+        "test_every_step_is_simulated[a loader one batch ahead", "test_every_step_is_simulated[ddp, script",
+        "test_every_step_is_simulated[fsdp2, expandable", "test_every_step_is_simulated[incomplete batches"),
+    "calibrate/truth/test_evaluation_truth.py": (
+        "test_the_trainers_own_evaluation_is_predicted[autocast", "test_the_trainers_own_evaluation_is_predicted[torch"),
+    "calibrate/truth/test_inference_truth.py": (
+        "test_a_conversation_survives_the_turns_that_are_said_to_fit_and_dies_in_the_next[16-",),
+    "calibrate/truth/test_liger_truth.py": ("test_the_trainer_s_own_switch_is_predicted",),
+    "calibrate/truth/test_lora_truth.py": (
+        "test_the_trainer_with_a_model_that_peft_wrapped_on_the_cpu_is_predicted[torch",),
+    "calibrate/truth/test_maximum_load_truth.py": (
+        "test_the_maximum_load_survives_and_the_next_larger_dies[ddp",
+        "test_the_maximum_load_survives_and_the_next_larger_dies[fsdp2",
+        "test_the_maximum_load_survives_and_the_next_larger_dies[torch"),
+    "calibrate/truth/test_optimizers_truth.py": ("test_a_small_job_needs_what_is_predicted[adafactor]",),
+    "calibrate/truth/test_plan_truth.py": (
+        "test_of_adapters_on_one_gpu_the_plain_loop_survives_as_planned_and_the_next_batch_dies",),
+    "calibrate/truth/test_precision_truth.py": ("test_the_trainer_in_mixed_precision_is_predicted[fp16",),
+    "calibrate/truth/test_readers_truth.py": (
+        "test_axolotls_qlora_needs_what_its_file_is_read_as_and_adapters_of_fp32",
+        "test_the_trainer_needs_what_its_command_line_is_read_as[autocast"),
+    "calibrate/truth/test_saving_truth.py": (
+        "test_saving_takes_nothing_of_the_gpu[torch", "test_saving_takes_nothing_of_the_gpu[zero1"),
+    "calibrate/truth/test_tensor_parallel_truth.py": ("test_every_moment_needs_what_is_predicted[grouped heads",),
+    "calibrate/truth/test_trl_truth.py": (
+        "test_a_command_of_trl_needs_what_it_is_read_as[ddp", "test_a_command_of_trl_needs_what_it_is_read_as[evaluation",
+        "test_a_command_of_trl_needs_what_it_is_read_as[lora"),
+    "calibrate/truth/test_what_if_truth.py": (
+        "test_other_settings_need_what_pytorch_needs_with_them[None-roundup",
+        "test_other_settings_need_what_pytorch_needs_with_them[expandable"),
+    "calibrate/truth/test_zero3_truth.py": ("test_a_job_with_its_history_recorded_needs_the_same",),
+    "predictor/answer/test_maximum_load.py": ("test_a_conversation_goes_on_for_as_many_turns_as_fit[16-",),
+    "predictor/formula/test_families.py": (
+        *(f"test_a_family_s_member_equals_the_trace_at_every_event[{shape}-{recipe}"
+          for shape in ("images", "pairs", "samples") for recipe in ("True1", "full")),),
+    "predictor/plan/test_background.py": ("test_a_process_that_ends_is_one_line_and_the_plan_is_the_same",),
+    "predictor/plan/test_plan_precision.py": (
+        "test_adapters_train_over_weights_of_the_dtype_that_predict_has_by_default[small_config",),
+    "predictor/readers/test_own_words.py": tuple(
+        f"test_a_changed_file_is_read_as_the_changed_workload[{framework}-{form}"
+        for framework in ("llamafactory", "swift") for form in ("command", "json", "script")),
+}
+"""File below ``tests/`` -> how the names of its long tests begin."""
+
+
+def is_long(file: str, name: str) -> bool:
+    """Whether a test is left out of the test command."""
+    return name.startswith(LONG.get(file, ()))
+
+
+def options(parser: ArgumentParser) -> None:
+    """The check has no options of its own."""
+
+
+def jobs(args: Namespace) -> list[str]:
+    return sorted(LONG)
+
+
+def measure(files: Sequence[str], args: Namespace) -> dict[str, str]:
+    """Runs the tests; their outcomes by name.
+
+    Raises:
+        InputError: pytest could not run them.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "long", "-n", str(min(2, os.cpu_count() or 1)),
+                   "--dist", "loadfile", f"--junitxml={report}", *(str(ROOT / "tests" / file) for file in files)]
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        if not report.exists():
+            raise InputError(f"pytest ended with exit code {done.returncode}: its words are above")
+        cases = ElementTree.parse(report).iter("testcase")
+        return {f"{case.get('classname')}::{case.get('name')}": next(iter(case)).tag if len(case) else "passed"
+                for case in cases}
+
+
+def table(outcomes: dict[str, str], args: Namespace) -> Outcome:
+    """The saved summary."""
+    counts = Counter(outcomes.values())
+    failed = sorted(name for name, outcome in outcomes.items() if outcome != "passed")
+    summary = {
+        "date": datetime.now(timezone.utc).date().isoformat(), "passed": counts["passed"], "not passed": failed,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in VERSIONS}}}
+    return Outcome({"tests that did not pass": len(failed), "entries without a test": len(unknown(outcomes))},
+                   {PAGE: json.dumps(summary, indent=1) + "\n"},
+                   (f"{counts['passed']} of {len(outcomes)} passed", *failed, *unknown(outcomes)))
+
+
+def unknown(outcomes: dict[str, str]) -> list[str]:
+    """Entries of :data:`LONG` that name no test that ran."""
+    ran = [tuple(name.split("::")) for name in outcomes]
+    return [f"{file}::{start}" for file, starts in LONG.items() for start in starts
+            if not any(name.startswith(start) for module, name in ran
+                       if module == "tests." + file.removesuffix(".py").replace("/", "."))]
