@@ -137,6 +137,34 @@ H200_JOBS = {"25 jobs, predicted without the profile": "Mean absolute difference
 """Name of some jobs -> the section of the page that has their means."""
 
 
+def emulated_jobs() -> str:
+    """How far predictions are from jobs on the emulated GPU, at most, from the rows of the pages that have them."""
+    rows = []
+    for title, (page, has) in EMULATED_JOBS.items():
+        jobs = [cells for line in ELSEWHERE[f"evidence/{page}.md"].read_text().splitlines()
+                if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) >= 8
+                and re.match(r"[+-]\d", cells[3]) and re.search(has, cells[1])]
+        worst = [max(abs(_number(cells[at + 1]) / _number(cells[at])) for cells in jobs) for at in (2, 4, 6)]
+        rows.append((f"[{title}]({page}.md)", str(len(jobs)), *map(_share, worst),
+                     f"`python scripts/check.py {page}`"))
+    return table(("jobs on the emulated H100", "number", "requested off by at most", "allocated", "reserved", "made by"),
+                 rows)
+
+
+EMULATED_JOBS = {"recipes": ("recipes", ""), "models": ("models", ""),
+                 "tensor parallelism of transformers": ("tensor_parallel", r"(torch|ddp) rank"),
+                 "tensor parallelism of DeepSpeed (AutoTP)": ("tensor_parallel", r"zero\d rank")}
+"""Name of some jobs -> their page, and what the names of their rows contain."""
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _share(error: float) -> str:
+    return "equal" if not error else "<0.0001%" if error < 1e-6 else f"{error:.4%}"
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown."""
     head = list(head)
@@ -146,5 +174,5 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names,
-         "H200": h200}
+         "H200": h200, "emulated jobs": emulated_jobs}
 """Every part by the name in its mark."""

@@ -118,6 +118,11 @@ def test_the_reference_has_every_command_and_every_key():
     assert "| `verdict` | `fits`, `uncertain` or `does_not_fit`" in generated.result_keys()
 
 
+def test_the_page_of_security_has_every_command():
+    table = re.findall(r"^\| (`.+?) \|", (ROOT / "docs/SECURITY.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)(?: --run)?`", " ".join(table))) == set(cli.COMMANDS)
+
+
 def test_the_site_builds_without_warnings(tmp_path):
     build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True))
     pages = [path.read_text() for path in tmp_path.rglob("*.html")]
