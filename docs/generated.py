@@ -40,6 +40,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks options, which browsers would break behind their hyphens."""
+    return re.sub(r"<code>(-[^<\s]{1,40})</code>", r'<code class="option">\1</code>', html)
+
+
 def mark(name: str) -> str:
     """The line of a page that a generated part replaces."""
     return f"<!-- generated: {name} -->"
@@ -147,8 +152,8 @@ def emulated_jobs() -> str:
         worst = [max(abs(_number(cells[at + 1]) / _number(cells[at])) for cells in jobs) for at in (2, 4, 6)]
         rows.append((f"[{title}]({page}.md)", str(len(jobs)), *map(_share, worst),
                      f"`python scripts/check.py {page}`"))
-    return table(("jobs on the emulated H100", "number", "requested off by at most", "allocated", "reserved", "made by"),
-                 rows)
+    return table(("jobs on the emulated H100", "number", "requested off by at most", "allocated", "reserved",
+                  "made by"), rows)
 
 
 EMULATED_JOBS = {"recipes": ("recipes", ""), "models": ("models", ""),
@@ -168,9 +173,14 @@ def _share(error: float) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown."""
     head = list(head)
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    cells = [[_escaped(cell.replace("\n", " ")) for cell in row] for row in rows]
     lines = [head, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(cell: str) -> str:
+    """A cell whose bars do not end it. In code they do not, and a backslash before them would show."""
+    return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split(r"(`[^`]*`)", cell))
 
 
 PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names,
