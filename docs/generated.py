@@ -40,6 +40,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return markdown
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Marks options, which browsers would break behind their hyphens."""
+    return re.sub(r"<code>(-[^<\s]{1,40})</code>", r'<code class="option">\1</code>', html)
+
+
 def mark(name: str) -> str:
     """The line of a page that a generated part replaces."""
     return f"<!-- generated: {name} -->"
@@ -137,14 +142,47 @@ H200_JOBS = {"25 jobs, predicted without the profile": "Mean absolute difference
 """Name of some jobs -> the section of the page that has their means."""
 
 
+def emulated_jobs() -> str:
+    """How far predictions are from jobs on the emulated GPU, at most, from the rows of the pages that have them."""
+    rows = []
+    for title, (page, has) in EMULATED_JOBS.items():
+        jobs = [cells for line in ELSEWHERE[f"evidence/{page}.md"].read_text().splitlines()
+                if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) >= 8
+                and re.match(r"[+-]\d", cells[3]) and re.search(has, cells[1])]
+        worst = [max(abs(_number(cells[at + 1]) / _number(cells[at])) for cells in jobs) for at in (2, 4, 6)]
+        rows.append((f"[{title}]({page}.md)", str(len(jobs)), *map(_share, worst),
+                     f"`python scripts/check.py {page}`"))
+    return table(("jobs on the emulated H100", "number", "requested off by at most", "allocated", "reserved",
+                  "made by"), rows)
+
+
+EMULATED_JOBS = {"recipes": ("recipes", ""), "models": ("models", ""),
+                 "tensor parallelism of transformers": ("tensor_parallel", r"(torch|ddp) rank"),
+                 "tensor parallelism of DeepSpeed (AutoTP)": ("tensor_parallel", r"zero\d rank")}
+"""Name of some jobs -> their page, and what the names of their rows contain."""
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _share(error: float) -> str:
+    return "equal" if not error else "<0.0001%" if error < 1e-6 else f"{error:.4%}"
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table in Markdown."""
     head = list(head)
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    cells = [[_escaped(cell.replace("\n", " ")) for cell in row] for row in rows]
     lines = [head, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _escaped(cell: str) -> str:
+    """A cell whose bars do not end it. In code they do not, and a backslash before them would show."""
+    return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in re.split(r"(`[^`]*`)", cell))
+
+
 PARTS = {"commands": commands, "workload keys": workload_keys, "result keys": result_keys, "GPUs": gpu_names,
-         "H200": h200}
+         "H200": h200, "emulated jobs": emulated_jobs}
 """Every part by the name in its mark."""

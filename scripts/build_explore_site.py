@@ -6,8 +6,9 @@
     python scripts/build_explore_site.py -o /srv/www --all
 
 Every page works offline and loads nothing. Pages of this release that are there already are kept (--all makes them
-again), so an interrupted build goes on where it stopped. A page takes a minute, and minutes where an engine or a number
-of pictures has no shipped formula and is traced. No GPU is needed.
+again), so an interrupted build goes on where it stopped. A page of LLaVA takes a minute. The others also trace what no
+formula is shipped for: jobs without checkpointing, adapters under DeepSpeed, lengths that are no multiples of 8. That
+takes a quarter of an hour or more for each, once, as formulas are kept. No GPU is needed.
 """
 
 from __future__ import annotations

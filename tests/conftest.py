@@ -38,6 +38,7 @@ QUICK = (
     "predictor/readers/test_readers_launchers.py",
     "predictor/readers/test_readers_rules.py",
     "predictor/readers/test_readers_shell.py",
+    "predictor/readers/test_readers_shell_page.py",
     "predictor/readers/test_readers_trainer.py",
     "predictor/readers/test_readers_whose.py",
     "predictor/oom/",

@@ -58,6 +58,16 @@ def examples(file: Path) -> list[Example]:
     return found
 
 
+def missing(shown: str, printed: str) -> list[str]:
+    """The parts between lines ``…`` that do not stand in the output, as they are and one after the other."""
+    lost, after = [], "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+    for part in filter(None, re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)):
+        _before, found, rest = after.partition(part)
+        lost += [] if found else [part]
+        after = rest if found else after
+    return lost
+
+
 def python(file: Path) -> list[str]:
     """The Python of a page that stands there in full."""
     return [block["content"] for block in BLOCK.finditer(file.read_text())

@@ -22,7 +22,10 @@ generated = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(generated)
 
 EXAMPLES = [example for file in FILES for example in documents.examples(file)]
-SHOWN = [example for example in EXAMPLES if example.output is not None]
+COMPARED_ELSEWHERE = {("docs/pages/how-to/reports.md", "report"): "tests/calibrate/commands/test_report_command.py"}
+"""Page and command of an example that takes long -> the test that runs it for further claims, too."""
+SHOWN = [example for example in EXAMPLES
+         if example.output is not None and (example.page, example.words[0]) not in COMPARED_ELSEWHERE]
 MADE = {PAGES / page: path for page, path in generated.ELSEWHERE.items()}
 """Pages that stand elsewhere, by the place that the site gives them."""
 
@@ -36,21 +39,17 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # of ``python`` in a command
 
 
-def missing(shown: str, printed: str) -> list[str]:
-    """The parts between lines ``…`` that do not stand in the output, as they are and one after the other."""
-    lost, after = [], "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
-    for part in filter(None, re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)):
-        _before, found, rest = after.partition(part)
-        lost += [] if found else [part]
-        after = rest if found else after
-    return lost
-
-
 @pytest.mark.parametrize("example", SHOWN, ids=str)
 def test_a_command_prints_what_the_page_shows(example: Example, repository, formula_cache, capfd):
     code = cli.main(example.words)
     printed = capfd.readouterr()
-    assert (code in (0, 1), missing(example.output, printed.out)) == (True, []), printed.err
+    assert (code in (0, 1), documents.missing(example.output, printed.out)) == (True, []), printed.err
+
+
+@pytest.mark.parametrize("page, command", COMPARED_ELSEWHERE)
+def test_what_is_compared_elsewhere_is_named_there(page, command):
+    text = (ROOT / COMPARED_ELSEWHERE[page, command]).read_text()
+    assert f'"{page.removeprefix("docs/pages/")}"' in text and "documents.missing(" in text
 
 
 @pytest.mark.parametrize("example", [example for example in EXAMPLES if example.output is None and example.words], ids=str)
@@ -118,10 +117,17 @@ def test_the_reference_has_every_command_and_every_key():
     assert "| `verdict` | `fits`, `uncertain` or `does_not_fit`" in generated.result_keys()
 
 
+def test_the_page_of_security_has_every_command():
+    table = re.findall(r"^\| (`.+?) \|", (ROOT / "docs/SECURITY.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)(?: --run)?`", " ".join(table))) == set(cli.COMMANDS)
+
+
 def test_the_site_builds_without_warnings(tmp_path):
     build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True))
     pages = [path.read_text() for path in tmp_path.rglob("*.html")]
     assert len(pages) > 30
+    assert any('<code class="option">--json</code>' in page for page in pages)
+    assert not any("\\|" in page for page in pages)
     assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
 
 

@@ -10,6 +10,7 @@ from predictor.workload import support_matrix
 from tests.documents import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
+WORDS = " ".join(TEXT.split())
 MOST_LINES, MOST_WORDS = 120, 1_200
 
 
@@ -33,10 +34,17 @@ def test_the_device_total_of_the_calibrated_h200_is_within_what_is_said():
     page = (ROOT / "profiles/pages/device_h200.md").read_text()
     [held_out] = re.findall(r"## Predicted with the profile.*?(?=^## )", page, re.DOTALL | re.MULTILINE)
     worst = re.findall(r"\((\S+)%\)", held_out)[-1]
-    jobs, said = re.findall(r"\[(\d+) jobs\]\(profiles/pages/device_h200.md\) on our calibrated H200: device total "
-                            r"within (\S+)%", " ".join(TEXT.split()))[0]
+    jobs, said = re.findall(r"On our calibrated H200, the device total of \[(\d+) jobs\]\(profiles/pages/device_h200.md\) "
+                            r"is within (\S+)%", WORDS)[0]
     assert float(said) - 0.01 < float(worst) <= float(said)
     assert int(jobs) == len([row for row in held_out.splitlines() if " · " in row])
+
+
+def test_the_errors_of_other_methods_are_those_of_the_evidence():
+    evidence = (ROOT / "docs/pages/evidence/index.md").read_text()
+    [others] = re.findall(r"^\| all \d+ with a measured peak .+? \| <\S+ % \| (.+) \|$", evidence, re.MULTILINE)
+    errors = sorted(float(cell.strip(" %")) for cell in others.split("|"))
+    assert f"are off by {errors[0]:.0f}% to {errors[-1]:.0f}% in the mean" in WORDS
 
 
 def test_the_row_of_the_emulated_gpu_is_what_the_report_says():

@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 
 Each FILE is a workload (as for predict --workload) or a framework's own configuration (as for predict --from). Options
 apply to every file. With --base the same file of that Git revision is predicted too, with the files that it names, and
-each line says what changed. No code of the files is executed.
+each line says what changed. Files are read, not executed; only a model in Python that a file names is imported.
 
 In GitHub Actions, .github/actions/fits runs this and comments on the pull request; .pre-commit-hooks.yaml has a hook.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.emulator.job_environment import SETTING
 from calibrate.pytest_plugin import Limit
 from tests.calibrate.small_jobs import needs_emulator
 
@@ -17,34 +19,38 @@ ROOT = Path(__file__).parents[2]
 WIDTH = 4096
 WEIGHT_MIB = 4 * WIDTH**2 / 2**20
 PROJECT = f"""
+import os
+
 import pytest
-import torch
 
 LIMITED = pytest.mark.limit_gpu_memory("1 GiB", gpu="a100-40gb")
 
 
-@pytest.fixture
-def layer():
-    return torch.nn.Linear({WIDTH}, {WIDTH}, bias=False, device="cuda")
+def step():
+    import torch
 
-
-def step(layer):
+    layer = torch.nn.Linear({WIDTH}, {WIDTH}, bias=False, device="cuda")
     layer(torch.zeros(8, {WIDTH}, device="cuda")).sum().backward()
 
 
 @LIMITED
-def test_below(layer):
-    step(layer)
+def test_below():
+    step()
 
 
 @pytest.mark.limit_gpu_memory("100 MiB")
-def test_above(layer):
-    step(layer)
+def test_above():
+    step()
+
+
+@pytest.fixture
+def one():
+    return 1
 
 
 @LIMITED
-def test_assertion(layer):
-    assert layer is None
+def test_assertion(one):
+    assert one == 2
 
 
 @LIMITED
@@ -58,24 +64,34 @@ def test_misspelled():
 
 
 def test_unmarked():
-    assert not torch.cuda.is_available()
+    assert "{SETTING}" not in os.environ
 """
+"""Only the tests that need torch import it: that takes most of their time."""
+UNUSED = "-p no:hypothesispytest -p no:xdist -p no:benchmark"
+"""Plugins that these tests do not need: each of their processes would import them."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """The outcome of each test of the project, with its message."""
+def project(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of the project after its tests ran, and what pytest printed."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "test_step.py").write_text(PROJECT)
     words = ["-q", "-p", "no:cacheprovider", "--junitxml", "results.xml", "test_step.py"]
-    subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, env=environment())
-    cases = ElementTree.parse(folder / "results.xml").getroot().iter("testcase")
+    ran = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, env=environment(), text=True,
+                         stdout=subprocess.PIPE)
+    return folder, ran.stdout
+
+
+@pytest.fixture(scope="module")
+def outcomes(project) -> dict[str, tuple[str, str]]:
+    """The outcome of each test of the project, with its message."""
+    cases = ElementTree.parse(project[0] / "results.xml").getroot().iter("testcase")
     return {case.get("name", ""): outcome(case) for case in cases}
 
 
 def environment() -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # xdist's, too
-    return ours | {"PYTHONPATH": str(ROOT)}
+    return ours | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "PYTEST_ADDOPTS": UNUSED}
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
@@ -102,8 +118,15 @@ def test_the_message_says_how_much_was_reserved_and_where(outcomes):
 
 
 @needs_emulator
+def test_pytests_summary_has_one_line_that_says_so(project):
+    [line] = [line for line in project[1].splitlines() if line.startswith("FAILED test_step.py::test_above")]
+    assert re.fullmatch(r"FAILED test_step.py::test_above - reserved \S+ MiB on an emulated h100-80gb, over its limit of "
+                        r"100.00 MiB", line)
+
+
+@needs_emulator
 def test_a_failed_assertion_is_shown_as_pytest_shows_it(outcomes):
-    assert ">       assert layer is None" in outcomes["test_assertion"][1]
+    assert ">       assert one == 2" in outcomes["test_assertion"][1]
 
 
 @needs_emulator

@@ -14,11 +14,11 @@ from predictor.common.errors import InputError
 from predictor.events import sizes, workspaces
 from predictor.profile import profile
 from predictor.profile.calibration import Coefficient
+from tests import documents
 from tests.predictor.profile.test_profile import calibration
 
 PROFILES = Path(__file__).parents[3] / "profiles"
 RECORDS = PROFILES / "h100-80gb"
-MEASURED = [str(RECORDS), str(PROFILES / "a100-80gb")]
 GATE = """
 [[gate]]
 name = "emulated"
@@ -232,17 +232,28 @@ def test_with_json_broken_gates_are_lines_on_stderr(records, tmp_path, capsys):
     assert err == f"peakcast: gate {line}\n"
 
 
-@pytest.mark.parametrize("paths, gates", [
-    (MEASURED, "gates.toml"), ([str(PROFILES / "h200/device/device-jobs.jsonl")], "h200/gates.toml"),
-], ids=["emulated", "h200"])
-def test_the_shipped_gates_hold_over_the_shipped_records(paths, gates, monkeypatch, tmp_path, capsys):
-    """As CI runs it. Only shipped formulas answer: what would have to be traced is skipped, and too few cases remain."""
+@pytest.fixture
+def only_shipped_formulas(monkeypatch, tmp_path):
+    """As CI runs it: what would have to be traced is skipped, and gates say that too few cases remain."""
     def refuse(*_, **__):
         raise InputError("its formula is not shipped: run scripts/build_formulas.py")
 
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path))
     monkeypatch.setattr("predictor.formula.tracing.trace_formula", refuse)
-    code = main(["report", *paths, "--gate", str(PROFILES / gates)])
+
+
+def test_the_manual_shows_the_report_of_the_shipped_records_whose_gates_hold(
+        only_shipped_formulas, monkeypatch, tmp_path, capsys):
+    [example] = [example for example in documents.examples(documents.PAGES / "how-to/reports.md") if example.output]
+    (tmp_path / "profiles").symlink_to(PROFILES)
+    monkeypatch.chdir(tmp_path)
+    code, printed = main([*example.words]), capsys.readouterr().out
+    assert (code, documents.missing(example.output, printed)) == (0, [])
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_the_gates_of_the_h200_hold_over_its_records(only_shipped_formulas, capsys):
+    code = main(["report", str(PROFILES / "h200/device/device-jobs.jsonl"), "--gate", str(PROFILES / "h200/gates.toml")])
     assert (code, [line for line in capsys.readouterr().out.splitlines() if "must be" in line]) == (0, [])
 
 
