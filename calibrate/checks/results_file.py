@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import sys
 from argparse import Namespace
@@ -72,8 +73,9 @@ def lines(file: Path) -> list[Row]:
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file as a line of JSON, in place of an incomplete last line."""
+    """Appends a row to a file as a line of JSON, in place of an incomplete last line. Two processes may do so at once."""
     with file.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         stream.truncate(stream.read().rfind(b"\n") + 1)
         stream.write(json.dumps(row).encode() + b"\n")

@@ -61,7 +61,7 @@ def written(draw: st.DrawFn, document: Any, how: str = "") -> bytes:
         text = (draw(st.sampled_from(("// c\n{}", "{} /* c", "{}{}", "[{}]"))) if values.seldom(draw, 10) else "{}").replace("{}", text)
     else:
         if values.seldom(draw, 100) and isinstance(document, dict) and document:
-            document = document | {draw(st.sampled_from(sorted(document, key=str))): "MANY"}
+            document = document | draw(st.sampled_from(({draw(st.sampled_from(sorted(document, key=str))): "MANY"}, {"deepspeed": {"scheduler": "MANY"}})))
         text = _yaml(document).replace("MANY", f"[{MANY}]")
         if values.seldom(draw, 12):
             lines = text.splitlines()

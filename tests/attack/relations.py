@@ -28,6 +28,7 @@ from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction
 from predictor.common.errors import InputError
 from predictor.common.value_types import thaw
+from predictor.events.events import Moment
 from predictor.formula import store
 from predictor.workload.workload import Workload
 
@@ -201,7 +202,7 @@ def same(found: Round, job: Workload, prediction: Prediction, draw: random.Rando
 
 
 def degrees(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
-    """Under ZeRO more ranks hold no more parameters and optimizer states each."""
+    """Under ZeRO a rank of more ranks holds no more in start-up, where all states are but those of the optimizer."""
     del draw
     if job.engine != "deepspeed" or job.data_parallel_size < 2:
         return
@@ -209,9 +210,14 @@ def degrees(found: Round, job: Workload, prediction: Prediction, draw: random.Ra
     more = wider and answered(wider)
     if wider and more:
         alone(found, wider, more)
-        found.check("more ranks request no more in start-up's end", more.moments[next(iter(more.moments))]["requested_bytes"] <= prediction.moments[
-            next(iter(prediction.moments))]["requested_bytes"] * 1.001, job, wider)
+        before, after = (answer.moments[Moment.INIT]["requested_bytes"] for answer in (prediction, more))
+        found.check("twice the ranks of ZeRO request no more in start-up, but for alignment", after <= before + ALIGNMENT * wider.world_size, job, wider,
+                    before=before, after=after)
 
+
+ALIGNMENT = 256
+"""Bytes for each rank by which flat buffers may be longer: DeepSpeed pads each group of parameters to two elements a rank
+(runtime/zero/stage_1_and_2.py, ``nccl_start_alignment_factor``), in the parameters, their fp32 copy and two states."""
 
 PAIRS: tuple[Callable[[Round, Workload, Prediction, random.Random], None], ...] = (growing, ranks, capacities, same, degrees)
 """Relations between a prediction and those of other jobs."""
