@@ -133,20 +133,23 @@ def measure(work: list[Work], args: Namespace) -> list[dict[str, Any]]:
         return rows
     if args.again:
         return _judged_again(rows)
-    known = {(row["part"], row["name"], row.get("inputs_asked")) for row in rows}
     end = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     file.parent.mkdir(parents=True, exist_ok=True)
-    missing = [one for one in work if (one.part, one.name, args.inputs if one.part == "fuzz" else None) not in known]
-    for one in bar(missing, "Attacking"):
+    for one in bar(work, "Attacking"):
+        asked = args.inputs if one.part == "fuzz" else None
+        if (one.part, one.name, asked) in map(_identity, lines(file)):  # made before, or by another process meanwhile
+            continue
         if end is not None and time.monotonic() > end:
             break
-        row = {"part": one.part, "name": one.name, "inputs_asked": args.inputs if one.part == "fuzz" else None, "date": date.today().isoformat(),
-               "version": VERSION, **one.make()}
+        row = {"part": one.part, "name": one.name, "inputs_asked": asked, "date": date.today().isoformat(), "version": VERSION, **one.make()}
         append(file, row)
-        rows.append(row)
         for line in page.problems(row):
             print(f"{one.part} {one.name}: {line[:600]}", file=sys.stderr)
-    return rows
+    return lines(file)
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["part"], row["name"], row.get("inputs_asked")
 
 
 def _judged_again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -159,6 +162,7 @@ def _judged_again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]], args: Namespace) -> Outcome:
     """What was run and found, and the page of it."""
+    rows = list({_identity(row): row for row in rows}.values())  # two processes may have made the same one
     summary = page.Summary.of(rows)
     ours = args.results is None and not args.again
     shown = [json.dumps(line, ensure_ascii=False)[:1500] for row in rows for line in page.problems(row)]
