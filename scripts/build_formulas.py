@@ -32,7 +32,7 @@ from calibrate.regression import files
 from predictor import readers
 from predictor.common.errors import InputError
 from predictor.events.regimes import Amount, NotOneRegime, Regime, Rows, regimes_from_widest
-from predictor.formula import store
+from predictor.formula import shipped_sums, store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
 from predictor.jobs import dispatch
@@ -197,6 +197,7 @@ def main() -> None:
         for _ in track(done, description="Tracing formulas", total=len(missing)):
             pass
     (TARGET / store.SIZES).write_text(sizes_of(required))
+    (TARGET / shipped_sums.NAME).write_text(shipped_sums.text(TARGET))
     files_made = list(TARGET.glob("*.npz"))
     print(f"{len(files_made)} formulas, {sum(path.stat().st_size for path in files_made) / 1e6:.2f} MB, in {TARGET}")
 

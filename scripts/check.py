@@ -43,6 +43,12 @@ CHECKS = registry.CHECKS | {
         "tests.replay.check", "do the requests of the replay set still get the recorded answers?",
         takes="minutes; with --all half an hour", writes=("tests/replay/answers.jsonl.xz with --record",),
         tolerance={"answers that differ": 0}),
+    "attack": Check(
+        "tests.attack.check", "does any input end in a traceback, any relation fail, any kill change a result?",
+        takes="hours; --minutes M: as much as fits", table_takes="at once",
+        writes=("profiles/evidence/attack/<date>.jsonl", "profiles/pages/attack.md"),
+        tolerance=dict.fromkeys(("findings among inputs", "violated relations", "kills with another end",
+                                 "seeded bugs that were not found"), 0)),
 }
 """The registry, and the checks that need the tests' modules."""
 BAD_INPUT = 2

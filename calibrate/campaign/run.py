@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -99,21 +100,21 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
             while waiting and len(busy) < workers and not over():
                 connection, process = _start(row_of)
                 busy[connection] = process, waiting[0]
-                connection.send(waiting.pop(0))
+                _send(connection, waiting.pop(0))
             if not busy:
                 return
             for connection in cast("list[Connection]", wait(list(busy))):  # the stub names all that wait() takes
                 process, job = busy[connection]
                 try:
                     row = connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionError):  # the latter if it died before it read the job
                     process.wait()
                     row = Row(job.id, job.role, job.group, dict(job.keys),
                               failed=f"the process that measured it ended with exit code {process.returncode}")
                 if not row.broken and waiting and not over():
                     yield row
                     busy[connection] = process, waiting[0]
-                    connection.send(waiting.pop(0))
+                    _send(connection, waiting.pop(0))
                 else:  # a new worker takes the next job: this one may be damaged
                     busy.pop(connection)
                     _stop(connection, process)
@@ -129,8 +130,14 @@ def _start(row_of: RowOf) -> tuple[Connection, subprocess.Popen]:
     with theirs:
         process = subprocess.Popen(**child.python("calibrate.campaign.run", str(theirs.fileno())),
                                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    ours.send(row_of)
+    _send(ours, row_of)
     return ours, process
+
+
+def _send(connection: Connection, what: Job | RowOf) -> None:
+    """Sends to a worker. That it has died is noticed when its row is received."""
+    with suppress(ConnectionError):
+        connection.send(what)
 
 
 def _stop(connection: Connection, process: subprocess.Popen) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import sys
 from argparse import Namespace
@@ -62,14 +63,22 @@ class Kept:
 
 
 def lines(file: Path) -> list[Row]:
-    """The rows of a file; an empty list if it does not exist."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    """The rows of a file; an empty list if it does not exist.
+
+    A last line without a newline is left out: the check was killed while writing it.
+    """
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text().rpartition("\n")[0].splitlines()]
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file as a line of JSON."""
-    with file.open("a") as stream:
-        stream.write(json.dumps(row) + "\n")
+    """Appends a row to a file as a line of JSON, in place of an incomplete last line. Two processes may do so at once."""
+    with file.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        stream.seek(0)
+        stream.truncate(stream.read().rfind(b"\n") + 1)
+        stream.write(json.dumps(row).encode() + b"\n")
 
 
 def listed(module: str) -> list[Row]:

@@ -176,6 +176,6 @@ def _read(answer: Path, log: Path, code: int) -> MeasuredJob:
         reason = f": {quoted(last, 300)[1:-1]}" if last and code > 0 else ""
         raise InputError(f"the measured job {ending}{reason} (nothing was written; --verbose shows its output)")
     if "input_error" in document:
-        raise InputError(document["input_error"])
+        raise InputError(str(document["input_error"]))
     job: MeasuredJob = from_plain(MeasuredJob, document["job"], "the job's answer")
     return job

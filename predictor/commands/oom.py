@@ -159,7 +159,7 @@ def _text(path: str) -> str:
         data = read_bytes(path, "the log", LARGEST_LOG_BYTES)
     except InputError as error:
         raise InputError(f"{error}; if it is the MODEL, give the log before it, or - for standard input"
-                         if "no such file" in str(error) else error) from None
+                         if "no such file" in str(error) else str(error)) from None
     return data.decode("utf-8-sig", errors="replace")
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+from predictor.common.safe_text import printable
+
+_LINE_BREAK = re.compile(r"[ \t]*[\r\n]+[ \t]*")
 
 
 class InputError(Exception):
-    """Wrong input or environment. The message is one line: what is wrong, where, and what to do (exit code 2)."""
+    """Wrong input or environment. The message is one line: what is wrong, where, and what to do (exit code 2).
+
+    It may hold names and values from outside: their line breaks become blanks, and other unsafe characters are escaped.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(_LINE_BREAK.sub(" ", message)))
 
 
 class OtherReleases(InputError):

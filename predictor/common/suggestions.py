@@ -19,6 +19,11 @@ def quoted(value: object, limit: int = 60) -> str:
     return f'"{text}"' if isinstance(value, str) else text
 
 
+def shortened(name: str, limit: int = 100) -> str:
+    """A name, cut at ``limit`` characters."""
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
 def _beginning(value: object, limit: int) -> str:
     """The first characters of ``repr(value)``, a few more than ``limit`` at most.
 

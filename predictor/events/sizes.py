@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from predictor.common.errors import InputError
 from predictor.events import workspaces
 
 if TYPE_CHECKING:
@@ -143,5 +144,13 @@ class SizeTable:
 
 @lru_cache(maxsize=256)
 def _values(terms: tuple[Term, ...], shape: Shape, gpu: Gpu) -> np.ndarray:
-    """Value of each term at a shape. It is cached, because it is the same for every rank."""
-    return np.array([int(term(shape, gpu)) for term in terms], dtype=np.int64)
+    """Value of each term at a shape. It is cached, because it is the same for every rank.
+
+    Raises:
+        InputError: a term has no value there, which happens in damaged formulas only.
+    """
+    try:
+        return np.array([int(term(shape, gpu)) for term in terms], dtype=np.int64)
+    except (ArithmeticError, LookupError, TypeError, ValueError, StopIteration) as error:  # dimensions of no call
+        raise InputError(f"the formula has a size without a value at this shape ({type(error).__name__}): it is "
+                         "damaged; learn it again, or clear the cache") from None

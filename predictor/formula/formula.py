@@ -239,8 +239,23 @@ def term_to_json(term) -> list:
 
 
 def term_from_json(document: list):
-    """The opposite of :func:`term_to_json`."""
+    """The opposite of :func:`term_to_json`.
+
+    Raises:
+        ValueError: the document has other values than whole numbers.
+    """
     if not isinstance(document[0], str):
-        return Monomial(tuple(document))
-    dimensions = (Polynomial(tuple((tuple(e), c) for e, c in parts)) for parts in document[1])
+        return Monomial(_exponents(document))
+    dimensions = (Polynomial(tuple((_exponents(e), _whole(c)) for e, c in parts)) for parts in document[1])
     return Workspace(document[0], tuple(dimensions))
+
+
+def _exponents(document: list) -> tuple[int, int, int]:
+    batch, sequence, images = map(_whole, document)
+    return batch, sequence, images
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("not a whole number")
+    return value

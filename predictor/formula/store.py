@@ -20,7 +20,7 @@ from predictor.common.errors import InputError
 from predictor.common.storage import cache_directory
 from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
-from predictor.formula import formula
+from predictor.formula import formula, shipped_sums
 from predictor.formula.formula import Formula
 from predictor.model.fsdp import FlatUnits
 from predictor.model.lora import Adapters
@@ -264,8 +264,10 @@ def _kept(key: Key, traced: Formula) -> Formula:
 @lru_cache(maxsize=32)
 def _load(path: Path, _modified: int) -> Formula:
     """The formula of a file; its provenance says whether it is shipped."""
-    loaded = formula.load(path)
     is_shipped = path.parent == shipped_directory()
+    if is_shipped:
+        shipped_sums.check(path)
+    loaded = formula.load(path)
     return replace(loaded, provenance={**loaded.provenance, "shipped": True}) if is_shipped else loaded
 
 

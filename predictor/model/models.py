@@ -134,6 +134,21 @@ def _read_config(path: Path) -> dict[str, Any]:
     document = _read(path)
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
+    _check_types(document, path)
     if "quantization_config" in document:
         raise NotPredicted(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
     return document
+
+
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "model_type": ((str,), "text"), "architectures": ((list,), "a list"), "image_size": ((int, list, dict), "a number")}
+"""Key of a configuration, or of a section of it, that is looked at here -> its types, and what messages call them."""
+
+
+def _check_types(document: dict[str, Any], path: Path, section: str = "") -> None:
+    """Raises an InputError that names a key whose value has another type than transformers writes."""
+    for name, value in document.items():
+        if isinstance(value, dict) and name.endswith("_config") and not section:
+            _check_types(value, path, f"{name}.")
+        elif name in TYPES and value is not None and not isinstance(value, TYPES[name][0]):
+            raise InputError(f"{path}: {section}{name} must be {TYPES[name][1]}, not {quoted(value)}")

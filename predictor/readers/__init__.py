@@ -99,7 +99,7 @@ def _named_by_command(user_input: UserInput) -> tuple[UserInput, str | None]:
     if not user_input.flags:
         return user_input, None
     program = user_input.program
-    implied = FORMAT_OF_PROGRAM.get(program.split()[0]) or FORMAT_OF_MODULE.get(program) or (
+    implied = FORMAT_OF_PROGRAM.get(program.partition(" ")[0]) or FORMAT_OF_MODULE.get(program) or (
         next((form for path, form in FORMAT_OF_PATH.items() if path in program), None)) or (
         "trl" if trainer_detection.is_sft(user_input) else None)
     values = dict(user_input.values)

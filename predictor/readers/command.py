@@ -218,7 +218,7 @@ READERS: tuple[tuple[re.Pattern[str], Callable[[str, list[str], str], Command | 
 def _trains(command: Command) -> bool:
     """True if a command trains: it has a launcher, is a framework's own, or has a flag that only trainings have."""
     trains = ("--per_device_train_batch_size", "--per-device-train-batch-size", "--output_dir", "--deepspeed")
-    return bool(command.launcher or command.program.split()[0] in (*TOOLS, "axolotl.cli.train") or
+    return bool(command.launcher or command.program.partition(" ")[0] in (*TOOLS, "axolotl.cli.train") or
                 any(word.partition("=")[0] in trains for word in command.words))
 
 

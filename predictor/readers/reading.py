@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any
 
 from predictor.common.errors import InputError, NotPredicted
-from predictor.common.suggestions import nearest, quoted
+from predictor.common.suggestions import nearest, quoted, shortened
 from predictor.common.value_types import Flag, FrozenMap, Invalid
 from predictor.readers import shell_expansion
 from predictor.readers.fields import Field
@@ -136,7 +136,7 @@ class Reading:
         """The file and the key, as messages name them."""
         by_command = name in self.input.environment or name in self.input.besides
         file = self.input.starts if by_command else self.input.name
-        return f"{file}: {self.called(name)}"
+        return f"{file}: {shortened(self.called(name))}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
         """Sets a key of the workload.

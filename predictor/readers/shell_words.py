@@ -164,7 +164,7 @@ class Lexer:
             elif letter in "$`":
                 word.parts.append(self._expansion(False))
             else:
-                end = _end_of(re.compile(r"[^\s|&;<>()\\'\"$`]+"), text, self.at)
+                end = _end_of(re.compile(r"[^ \t\n|&;<>()\\'\"$`]+"), text, self.at)  # other blanks end no word
                 word.parts.append(Part(text[self.at : end], False))
                 self.at = end
         return word

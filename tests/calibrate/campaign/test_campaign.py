@@ -134,6 +134,19 @@ def test_a_worker_that_dies_is_a_failed_job(file):
     assert len(read(file)) == 3
 
 
+class Deadly:
+    """Ends the worker that receives it, before it reads a job."""
+
+    def __reduce__(self):
+        return os._exit, (4,)
+
+
+def test_a_worker_that_dies_before_it_reads_its_job_is_a_failed_job(file):
+    with opened(str(file)) as store:
+        run.run(JOBS[:2], Deadly(), store, ONE)
+    assert {found.failed for found in read(file)} == {"the process that measured it ended with exit code 4"}
+
+
 def test_failed_jobs_run_again_when_asked_to(file):
     campaign(file, bad=(4,))
     with opened(str(file)) as store:

@@ -45,6 +45,20 @@ def test_what_is_written_is_read_and_the_same_whenever_it_is_written(tmp_path):
     assert all(np.array_equal(found[name], column) for name, column in columns.items())
 
 
+def test_any_damaged_byte_before_the_sum_is_noticed(tmp_path):
+    written = arrays.to_bytes({"header": HEADER, "a": np.arange(12)})
+    for place in range(len(written) - arrays.COMMENT_BYTES - 2):
+        (tmp_path / "x.npz").write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        with pytest.raises(ValueError, match="its content is not that of its SHA-256"):
+            arrays.load(tmp_path / "x.npz")
+
+
+def test_a_file_without_a_sum_is_read(tmp_path):
+    written = arrays.to_bytes({"header": HEADER, "a": np.arange(12)})
+    (tmp_path / "x.npz").write_bytes(written[:-arrays.COMMENT_BYTES - 2] + bytes(2))
+    assert arrays.load(tmp_path / "x.npz")[0]["a"].tolist() == list(range(12))
+
+
 def test_a_python_without_lzma_is_named_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "x.npz").write_bytes(arrays.to_bytes({"header": HEADER}))
     monkeypatch.setattr(arrays.importlib.util, "find_spec", lambda name: None)

@@ -27,10 +27,10 @@ def chain(times: int) -> str:
 
 
 @pytest.mark.parametrize("text, message", [
-    (laughs(12), "comes to more than 100,000 values"),
-    (merges(30), "comes to more than 100,000 values"),
+    (laughs(12), "comes to more than 20,000 values"),
+    (merges(30), "comes to more than 20,000 values"),
     ("a: &a " + "x" * 1_000_000 + "\nb: [*a, *a, *a, *a]", "comes to more than 4 MiB"),
-    ("a: [" + "x, " * 100_000 + "]", "comes to more than 100,000 values"),
+    ("a: [" + "x, " * 100_000 + "]", "comes to more than 20,000 values"),
     (chain(150), "nested more than 100 deep"),
     ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),
     ("".join(" " * n + "a:\n" for n in range(500)), "nested more than 100 deep"),
@@ -49,9 +49,9 @@ def test_what_grows_beyond_its_bounds_is_refused(text, message):
 
 
 def test_the_repeated_key_of_many_is_found():
-    keys = "".join(f"k{number}: 1\n" for number in range(40_000))
-    with bounded_time(), pytest.raises(InputError, match='the key "k39999" is given twice'):
-        parse_yaml(keys + "k39999: 2\n", "x.yaml")
+    keys = "".join(f"k{number}: 1\n" for number in range(9_000))
+    with bounded_time(), pytest.raises(InputError, match='the key "k8999" is given twice'):
+        parse_yaml(keys + "k8999: 2\n", "x.yaml")
 
 
 def test_aliases_and_merges_of_ordinary_files_are_read():

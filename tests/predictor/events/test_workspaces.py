@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from predictor.common import gpus
+from predictor.common.errors import InputError
+from predictor.events.sizes import Polynomial, Shape, SizeTable, Workspace
 from predictor.events.workspaces import FUNCTIONS
 
 H100 = gpus.find("h100-80gb")
@@ -23,3 +26,9 @@ ALLOCATED = [
 @pytest.mark.parametrize(("function", "dimensions", "size"), ALLOCATED)
 def test_a_temporary_of_cub_has_the_size_of_its_release(function, dimensions, size):
     assert FUNCTIONS[function](H100, *dimensions) == size
+
+
+def test_a_size_without_a_value_is_one_line():
+    nothing = Workspace("flash_split_sums", (Polynomial(()),) * 4)
+    with pytest.raises(InputError, match="has a size without a value at this shape .StopIteration.: it is damaged"):
+        SizeTable((nothing,), np.array([[1]])).at(Shape(1, 8, 0), H100)

@@ -141,6 +141,13 @@ def test_a_damaged_formula_file_is_one_clear_line(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("term", [[1, 0], [1, 0, {}], [1.5, 0, 0], [True, 0, 0], ["cublas_workspace", [[[[0, 0], 1]]]],
+                                  ["cublas_workspace", [[[[0, 0, 0], "1"]]]]])
+def test_a_term_of_other_than_whole_numbers_is_refused(term):
+    with pytest.raises(ValueError):
+        formula.term_from_json(term)
+
+
 def test_recordings_of_two_regimes_are_refused():
     k = key()
     shapes = [Shape(1, 40, 1), Shape(2, 40, 2)]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from predictor.common import gpus
+from predictor.common.errors import InputError
 from predictor.events import workspaces
 from predictor.events.regimes import Amount
 from predictor.events.sizes import Shape
-from predictor.formula import formula, store, tracing
+from predictor.formula import formula, shipped_sums, store, tracing
 from predictor.model import parser
 from predictor.model.models import find
 from tests.predictor.small import traced_at
@@ -55,6 +56,22 @@ def test_a_shipped_formula_is_what_the_tracer_finds_today(config, key):
 
 def test_the_file_of_sizes_is_that_of_the_formulas():
     assert (store.shipped_directory() / store.SIZES).read_text() == sizes_of(wanted())
+
+
+def test_the_sums_are_those_of_the_formulas():
+    assert (store.shipped_directory() / shipped_sums.NAME).read_text() == shipped_sums.text(store.shipped_directory())
+
+
+def test_a_damaged_shipped_formula_is_one_line(tmp_path, monkeypatch):
+    name = next(store.shipped_directory().glob("*.npz")).name
+    for file in (name, shipped_sums.NAME):
+        (tmp_path / file).write_bytes((store.shipped_directory() / file).read_bytes())
+    other = sorted(store.shipped_directory().glob("*.npz"))[-1]
+    monkeypatch.setattr(store, "shipped_directory", lambda: tmp_path)
+    assert store._load(tmp_path / name, 1).provenance["shipped"]
+    (tmp_path / name).write_bytes(other.read_bytes())  # a whole formula, but not that one
+    with pytest.raises(InputError, match=f"{name}: is damaged, as its SHA-256 is not that in SHA256SUMS"):
+        store._load(tmp_path / name, 2)
 
 
 USUAL = {one.config.name: one for one in reversed(list(usual()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -276,3 +277,13 @@ def test_samples_of_a_model_that_loops_over_pictures_are_refused(tmp_path, monke
     with pytest.raises(InputError, match="predict the largest batches without samples"):
         predict(asked(tmp_path, "qwen2_5_vl", image_size=56, per_device_train_batch_size=2),
                          samples=samples.read(str(tmp_path / "lengths.json")))
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"text_config": {"model_type": {}}}, "text_config.model_type must be text, not {}"), ({"architectures": 5}, "architectures must be a list, not 5"),
+    ({"vision_config": {"image_size": "x"}}, 'vision_config.image_size must be a number, not "x"')])
+def test_a_configuration_with_a_value_of_another_type_is_refused(tmp_path, changes, message):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llava"} | changes))
+    with pytest.raises(InputError, match=re.escape(message)):
+        models.find(str(path))

@@ -98,6 +98,17 @@ def test_words_are_those_of_a_shell(read, lines):
     assert (values["data_parallel_size"], values["per_device_train_batch_size"], values["mixed_precision"]) == (4, 2, "bf16")
 
 
+@pytest.mark.parametrize("blank", ["\xa0", "\v", "\f", "\x85", "\u3000"])
+def test_a_blank_that_no_shell_knows_is_part_of_a_word(read, tmp_path, blank):
+    said = error_of(read, f"python {TRAIN.replace('$BS', '2')} {blank}--bf16 True")
+    assert said.startswith(f"{tmp_path / 'job.sh'}: ") and "must be a whole number, not ['2', '" in said
+
+
+@pytest.mark.parametrize("blank", ["' '", "\xa0", "' ' deepspeed"])
+def test_a_blank_is_no_program(read, blank):
+    assert "no line starts a training" in error_of(read, f"{blank} {TRAIN.replace('$BS', '2')}") or blank == "\xa0"
+
+
 def test_a_quoted_variable_is_one_word(read, tmp_path):
     said = error_of(read, 'BS="2 4"', f"python {TRAIN.replace('$BS', chr(34) + '$BS' + chr(34))}")
     assert said == f'{tmp_path / "job.sh"}: --per_device_train_batch_size must be a whole number, not "2 4"'

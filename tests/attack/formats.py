@@ -1,0 +1,46 @@
+"""Every format of an input that the attack makes, with its share of all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from predictor import readers
+from tests.attack import documents, recorded, scripts
+from tests.attack.inputs import Input
+
+
+class Grammar(NamedTuple):
+    """A format: a function that makes the strategy for its inputs, and how often it is taken."""
+
+    strategy: Callable[[], st.SearchStrategy[Input]]
+    share: int
+
+
+GRAMMARS: dict[str, Grammar] = {
+    "workload": Grammar(documents.workload_files, 4),
+    "options": Grammar(documents.option_lines, 1),
+    "deepspeed": Grammar(documents.deepspeed_files, 3),
+    **{f"{name} file": Grammar(partial(documents.framework_files, name), 2) for name in readers.FORMATS if name != "deepspeed"},
+    **{f"{name} command": Grammar(partial(scripts.command_lines, name), 2) for name in scripts.PROGRAMS},
+    "shell": Grammar(scripts.scripts, 8),
+    "accelerate": Grammar(documents.accelerate_files, 2),
+    "hostfile": Grammar(documents.hostfiles, 1),
+    "snapshot": Grammar(recorded.snapshots, 3),
+    "formula": Grammar(recorded.formulas, 1),
+    "learned formula": Grammar(recorded.learned_formulas, 1),
+    "profile": Grammar(recorded.profiles, 1),
+    "record": Grammar(recorded.records, 1),
+    "campaign": Grammar(partial(recorded.lines, "h100-80gb/campaign.jsonl", "campaign"), 1),
+    "rows": Grammar(partial(recorded.lines, "evidence/recipes.jsonl", "measurements"), 1),
+    "verdicts": Grammar(partial(recorded.lines, "h100-80gb/verdicts.jsonl", "measurements"), 1),
+    "gates": Grammar(recorded.gates, 1),
+    "samples": Grammar(recorded.samples, 2),
+    "conversation": Grammar(recorded.conversations, 1),
+    "log": Grammar(recorded.logs, 2),
+    "model": Grammar(recorded.model_files, 2),
+}
+"""Name of a format -> its grammar."""

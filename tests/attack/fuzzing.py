@@ -1,0 +1,77 @@
+"""Fuzzing: batches of inputs of every format, each batch in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.attack.formats import GRAMMARS
+from tests.attack.worker import CURRENT
+
+ROOT = Path(__file__).parents[2]
+INPUTS = 1_000
+"""Inputs of a batch."""
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""A directory in memory, if there is one: each input writes some files."""
+SECONDS = 900
+"""After so many seconds a batch is ended: that is a finding."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs that a format and a seed decide."""
+
+    grammar: str
+    seed: int
+    inputs: int = INPUTS
+
+    @property
+    def name(self) -> str:
+        return f"{self.grammar}/{self.seed}"
+
+
+def batches(inputs: int) -> list[Batch]:
+    """Batches with so many inputs in all, the formats in turn, each with its share."""
+    shares = sum(grammar.share for grammar in GRAMMARS.values())
+    wanted = {name: -(-inputs * grammar.share // shares) for name, grammar in GRAMMARS.items()}
+    found = [Batch(name, seed, min(INPUTS, count - INPUTS * seed)) for name, count in wanted.items()
+             for seed in range(-(-count // INPUTS))]
+    return sorted(found, key=lambda batch: batch.seed)
+
+
+def run(batch: Batch, root: Path = ROOT, *more: str) -> dict[str, Any]:
+    """Judges the inputs of a batch with the code in ``root``; ``more`` are options of the worker. A process that dies is
+    a finding."""
+    with tempfile.TemporaryDirectory(prefix="attack-", dir=MEMORY) as name:
+        directory = Path(name)
+        words = [sys.executable, "-m", "tests.attack.worker", batch.grammar, name, str(batch.seed), str(batch.inputs), *more]
+        try:
+            done = subprocess.run(words, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True,
+                                  timeout=SECONDS, stdin=subprocess.DEVNULL)
+            problem = f"the process ended with {done.returncode}: {done.stderr[-1500:]}"
+            if done.returncode == 0:
+                return json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            problem = f"the process took more than {SECONDS} s"
+        current = directory / CURRENT
+        last = json.loads(current.read_text()) if current.is_file() else None
+    return {"inputs": 0, "refused": 0, "seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}]}
+
+
+def again(findings: Iterator[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:
+    """Judges the inputs of findings again: what is wrong today, with each finding."""
+    from tests.attack.inputs import Input
+    from tests.attack.judge import judge
+    from tests.attack.targets import nothing_traced
+
+    with tempfile.TemporaryDirectory(prefix="attack-") as name, nothing_traced():
+        inside = Path(name) / "inside"
+        inside.mkdir()
+        return [(judge(Input.from_json(found["input"]), inside).problem, found) for found in findings if found["input"]]

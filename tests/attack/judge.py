@@ -1,0 +1,134 @@
+"""Judges one input: it is read or refused in one line, within bounds of time and memory, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictor.common.errors import InputError
+from predictor.common.safe_text import printable
+from tests.attack.inputs import Input
+from tests.attack.targets import TARGETS, Broken
+
+MOST_SECONDS = 5.0
+"""Time that an input may take. One that took longer is judged again, because the machine may have been busy."""
+MOST_BYTES = 500 << 20
+"""Resident memory of the whole process that an input may lead to, that of the interpreter and its imports included."""
+HANGS_SECONDS = 30
+"""After so many seconds an input is ended."""
+LONGEST_LINE = 3_000
+"""Characters of an error."""
+TOLD = 1_500
+"""Characters of a traceback that a finding keeps."""
+
+
+class Hangs(BaseException):
+    """Raised in what takes too long; no ``except Exception`` catches it."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What an input led to.
+
+    Attributes:
+        problem: what is wrong, in words; None if all is well.
+        refused: whether the input was refused.
+        seconds: how long it took.
+        peak_bytes: the highest resident memory of this process meanwhile; 0 where the system does not tell.
+    """
+
+    problem: str | None
+    refused: bool
+    seconds: float
+    peak_bytes: int
+
+
+def judge(given: Input, directory: Path) -> Judgement:
+    """Judges an input in an empty directory, which is empty again afterwards."""
+    found = _once(given, directory)
+    if found.problem is None and found.seconds > MOST_SECONDS:
+        again = _once(given, directory)
+        found = again if again.seconds < found.seconds else found
+        if found.seconds > MOST_SECONDS:
+            return Judgement(f"slow: {found.seconds:.1f} s", found.refused, found.seconds, found.peak_bytes)
+    if found.problem is None and found.peak_bytes > MOST_BYTES:
+        return Judgement(f"memory: {found.peak_bytes >> 20} MiB", found.refused, found.seconds, found.peak_bytes)
+    return found
+
+
+def _once(given: Input, directory: Path) -> Judgement:
+    given.write(directory)
+    before = Path.cwd()
+    os.chdir(directory)
+    reset_peak()
+    problem, refused, start = None, False, time.perf_counter()
+    try:
+        with ended_if_it_hangs():
+            TARGETS[given.target](*given.words)
+    except InputError as error:
+        refused, problem = True, _wrong_line(str(error))
+    except Broken as error:
+        problem = f"broken: {error}"
+    except Hangs:
+        problem = f"hangs: {traceback.format_exc()[-TOLD:]}"
+    except BaseException as error:  # SystemExit, too
+        problem = f"traceback: {type(error).__name__}: {traceback.format_exc()[-TOLD:]}"
+    finally:
+        seconds = time.perf_counter() - start
+        os.chdir(before)
+    problem = problem or _left(given, directory)
+    return Judgement(problem, refused, seconds, peak_bytes())
+
+
+def _wrong_line(text: str) -> str | None:
+    if printable(text) != text:
+        return f"error of several lines, or not printable: {text[:300]!r}"
+    return f"error of {len(text):,} characters: {text[:200]}" if len(text) > LONGEST_LINE else None
+
+
+def _left(given: Input, directory: Path) -> str | None:
+    """Removes the input's files; the names of others, which should not be there."""
+    for name in given.files:
+        (directory / name).unlink(missing_ok=True)
+    left = sorted(path.name for path in directory.iterdir())
+    for name in left:
+        os.rename(directory / name, directory.parent / f"left-{os.getpid()}-{time.monotonic_ns()}")
+    return f"left files behind: {', '.join(left)}" if left else None
+
+
+@contextmanager
+def ended_if_it_hangs() -> Iterator[None]:
+    """Raises :class:`Hangs` in what takes longer than :data:`HANGS_SECONDS`."""
+    def stop(*_: object) -> None:
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(HANGS_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def reset_peak() -> None:
+    """Makes the process's highest resident memory that of now (Linux, proc(5), clear_refs)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes() -> int:
+    """The highest resident memory of this process since :func:`reset_peak`; 0 where the system does not tell."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("VmHWM:")[2].split()[0]) << 10

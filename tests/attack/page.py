@@ -1,0 +1,140 @@
+"""What the attack's rows add up to, and the page about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def problems(row: Row) -> Iterator[str]:
+    """What a row found, a line each."""
+    for finding in row.get("findings", ()):
+        yield finding["problem"]
+    for violation in row.get("violations", ()):
+        yield f"{violation['relation']}: {violation['numbers']} of {violation['jobs']}"
+    for wrong in {**row.get("kills", {}), **row.get("disturbance", {})}.values():
+        yield from wrong
+    if row["part"] == "seeded" and not row["found_by"]:
+        yield "not found"
+
+
+@dataclass
+class Summary:
+    """Sums over all rows.
+
+    Attributes:
+        formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes.
+        relations: relation -> how often it was checked.
+        kills: scene and signal -> kills, and those with another end.
+        disturbances: name -> what is wrong.
+        seeded: bug -> what found it; empty if nothing did.
+    """
+
+    dates: set[str] = field(default_factory=set)
+    formats: dict[str, list[float]] = field(default_factory=dict)
+    relations: Counter[str] = field(default_factory=Counter)
+    models: set[str] = field(default_factory=set)
+    violations: int = 0
+    kills: dict[str, list[int]] = field(default_factory=dict)
+    disturbances: dict[str, list[str]] = field(default_factory=dict)
+    seeded: dict[str, Row] = field(default_factory=dict)
+    branches: Row | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Summary:
+        summary = cls()
+        for row in rows:
+            summary.dates |= {row["date"]} if "date" in row else set()
+            getattr(summary, f"_add_{row['part']}")(row)
+        return summary
+
+    def _add_fuzz(self, row: Row) -> None:
+        one = self.formats.setdefault(row["name"].partition("/")[0], [0, 0, 0, 0.0, 0])
+        for place, name in enumerate(("inputs", "refused", "problems")):
+            one[place] += row[name]
+        one[3], one[4] = max(one[3], row["seconds"]), max(one[4], row["bytes"])
+
+    def _add_relations(self, row: Row) -> None:
+        self.relations.update(row["checked"])
+        self.models |= set(row["models"])
+        self.violations += len(row["violations"])
+
+    def _add_kills(self, row: Row) -> None:
+        if "disturbance" in row:
+            self.disturbances[row["name"]] = [line for wrong in row["disturbance"].values() for line in wrong]
+            return
+        one = self.kills.setdefault(row["name"].rpartition("/")[0], [0, 0])
+        one[0] += len(row["kills"])
+        one[1] += sum(map(bool, row["kills"].values()))
+
+    def _add_seeded(self, row: Row) -> None:
+        self.seeded[row["name"]] = row
+
+    def _add_branches(self, row: Row) -> None:
+        self.branches = row
+
+    def total(self, place: int) -> int:
+        """Inputs (0), refused ones (1) or findings (2) of all formats."""
+        return int(sum(one[place] for one in self.formats.values()))
+
+    def figures(self) -> dict[str, float]:
+        """The numbers that the check is judged by."""
+        return {"findings among inputs": self.total(2), "violated relations": self.violations,
+                "kills with another end": sum(bad for _, bad in self.kills.values()) + sum(map(bool, self.disturbances.values())),
+                "seeded bugs that were not found": sum(not row["found_by"] for row in self.seeded.values())}
+
+    def lines(self) -> Iterator[str]:
+        """The sums in words."""
+        most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
+        yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused: {self.total(2)} findings; "
+               f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
+        yield f"{sum(self.relations.values()):,} relations over {len(self.models)} models: {self.violations} violated"
+        yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
+               f"{len(self.disturbances)} disturbances: {sum(map(bool, self.disturbances.values()))} with a problem")
+        yield f"{sum(bool(row['found_by']) for row in self.seeded.values())} of {len(self.seeded)} seeded bugs found"
+        if self.branches:
+            yield f"{self.branches['reached']:,} of {self.branches['branches']:,} branches of {self.branches['of']} reached by {self.branches['inputs']:,} inputs"
+
+
+def text(summary: Summary) -> str:
+    """The page, in Markdown."""
+    return "\n".join([
+        "# Attacks", "", "Made by `python scripts/check.py attack`, which makes inputs of every format, compares predictions of related jobs,",
+        "kills commands at random times, and seeds known bugs in a copy of the code to see whether it finds them. "
+        f"Run on {' and '.join(sorted(summary.dates)) or 'no day'}.", "", *(f"- {line}." for line in summary.lines()), "", *_formats(summary), "", *_relations(summary), "",
+        *_kills(summary), "", *_seeded(summary)]) + "\n"
+
+
+def _formats(summary: Summary) -> Iterator[str]:
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s and 500 MiB of resident memory.",
+                "Seconds include those of a prediction where one followed.", "", "| format | inputs | refused | findings | longest (s) | most memory (MiB) |",
+                "|---|---:|---:|---:|---:|---:|")
+    for name, (inputs, refused, findings, seconds, size) in sorted(summary.formats.items()):
+        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
+
+
+def _relations(summary: Summary) -> Iterator[str]:
+    yield from ("## Relations", "", f"Models: {', '.join(sorted(summary.models)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
+    for name, count in sorted(summary.relations.items()):
+        yield f"| {name.replace('<=', '≤')} | {count:,} |"
+
+
+def _kills(summary: Summary) -> Iterator[str]:
+    yield from ("## Kills", "", "A command is killed at a random time and run again; its result must be that of a run to the end.", "",
+                "| command, signal | kills | with another end |", "|---|---:|---:|")
+    for name, (count, bad) in sorted(summary.kills.items()):
+        yield f"| {name.replace('/', ', ')} | {count} | {bad} |"
+    yield from ("", "| disturbance | problems |", "|---|---|")
+    for name, wrong in sorted(summary.disturbances.items()):
+        yield f"| {name.replace('_', ' ')} | {len(wrong) or 'none'} |"
+
+
+def _seeded(summary: Summary) -> Iterator[str]:
+    yield from ("## Seeded bugs", "", "Each is put into a copy of the code by a patch. \"Met before\" are bugs that this project had.", "",
+                "| bug | met before | found by |", "|---|---|---|")
+    for name, row in sorted(summary.seeded.items()):
+        yield f"| {name} | {row['met'] or 'no'} | {row['found_by'] or '**not found**'} |"

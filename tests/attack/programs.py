@@ -1,0 +1,33 @@
+"""Runs a module of the attack in a process of its own, and reads its answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 3_000
+
+
+class Died(Exception):
+    """The process gave no answer."""
+
+
+def answer(module: str, *words: object, root: Path = ROOT) -> Any:
+    """What a module of ``tests.attack`` in ``root`` prints as JSON.
+
+    Raises:
+        Died: it ended otherwise; the message has the end of its stderr.
+    """
+    try:
+        done = subprocess.run([sys.executable, "-m", f"tests.attack.{module}", *map(str, words)], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+                              capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise Died(f"took more than {SECONDS} s") from None
+    if done.returncode or not done.stdout.strip():
+        raise Died(f"ended with {done.returncode}: {done.stderr[-1500:]}")
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,52 @@
+"""The seeded bugs, a row each: name, file, old text, new text, what finds it, and the commit that once mended it.
+
+``this attack`` stands for bugs that the attack itself found when it was written.
+"""
+
+from __future__ import annotations
+
+TABLE: tuple[tuple[str, ...], ...] = (
+    ("a blank that no shell knows ends a word", "predictor/readers/shell_words.py",
+     r'''re.compile(r"[^ \t\n|&;''', r'''re.compile(r"[^\s|&;''', "fuzz shell", "this attack"),
+    ("a message has the line breaks of a key", "predictor/common/errors.py",
+     'super().__init__(printable(_LINE_BREAK.sub(" ", message)))', "super().__init__(message)", "fuzz llava file", "this attack"),
+    ("a torn last line stops a check", "calibrate/checks/results_file.py",
+     r'''.rpartition("\n")[0].splitlines()''', ".splitlines()", "kills torn", "this attack"),
+    ("aliases in YAML expand without a limit", "predictor/common/bounded_yaml.py",
+     "        _check(*size)\n", "", "fuzz workload", "63e6527f"),
+    ("a snapshot may refer to one list many times", "predictor/snapshot/reader.py",
+     "        _check_shared(value, size_bytes)\n", "", "fuzz snapshot", "63e6527f"),
+    ("a line of gates may be long, and a number have any digits", "calibrate/regression/gates.py",
+     "    except (ValueError, RecursionError) as error:  #", "    except RecursionError as error:  #", "fuzz gates", "51ef93b6"),
+    ("a regular expression of adapters may have any count", "predictor/workload/lora_keys.py",
+     "            except (RecursionError, OverflowError):", "            except RecursionError:", "fuzz llamafactory file", "51ef93b6"),
+    ("a long word takes the square of its length", "predictor/readers/shell_words.py",
+     r'''COMPUTED = re.compile(r"(?<!\w)(''', r'''COMPUTED = re.compile(r"(''', "fuzz shell", "118e6122"),
+    ("the reserved peak is that of the first rank", "predictor/jobs/survival.py",
+     "    highest = max(ranks, key=lambda rank: rank.bytes)\n", "    highest = ranks[0]\n", "relations prediction 60", "b42d7abd"),
+    ("a damaged file in the cache is an error", "predictor/formula/store.py",
+     "        with contextlib.suppress(OSError, InputError):  # a damaged", "        with contextlib.suppress(OSError):  # a damaged", "kills damaged_cache", "db00341d"),
+    ("a path may be of no home", "predictor/readers/user_input.py",
+     "    except (OSError, RuntimeError, ValueError):", "    except (OSError, ValueError):", "fuzz transformers file", "d96a1ed4"),
+    ("brackets of JSON may be nested to any depth", "predictor/common/files.py",
+     "    except (ValueError, RecursionError):  # an integer", "    except ValueError:  # an integer", "fuzz deepspeed", ""),
+    ("a job that dies is said to fit", "predictor/jobs/survival.py",
+     'verdict="does_not_fit", failure=possible.failure)', "verdict=FITS, failure=possible.failure)", "relations prediction 60", ""),
+    ("Python and the page differ in one workspace", "predictor/events/workspaces.py",
+     "    return 1 * MIB\n", "    return 2 * MIB\n", "relations page 4", ""),
+    ("a result is written in place", "predictor/common/files.py",
+     "                stream.write(data)\n            mask", "                stream.write(data[:256])\n                stream.flush()\n            mask", "kills full_disk", ""),
+    ("a cache that cannot be written is an error", "predictor/formula/store.py",
+     "    except OSError:  # a cache that cannot be written is only slower\n        pass\n", "    finally:\n        pass\n", "kills read_only", ""),
+    ("a formula is written in place", "predictor/formula/store.py",
+     "            part.write(formula.to_bytes(traced))", "            part.write(formula.to_bytes(traced)[:700])", "kills two_at_once", ""),
+    ("an output that cannot be written ends in a traceback", "predictor/cli.py",
+     "    except OSError as error:  # errors of other", "    except FileNotFoundError as error:  # errors of other", "kills full_disk", ""),
+    ("a number of samples may have any digits", "predictor/workload/samples.py",
+     "if text.strip().isdecimal() and len(text) < 20 else text", "if text.strip().isdigit() else text", "fuzz samples", ""),
+    ("the command forgets a key of the file", "predictor/commands/options.py",
+     '    values |= read_mapping(path, "the workload") if path else {}\n',
+     '    values |= {name: item for name, item in read_mapping(path, "the workload").items() if name != "optim"} if path else {}\n', "relations prediction 60", ""),
+    ("a factor is left out of the sum", "predictor/answer/answer.py",
+     "        factors=sum_of(modules), modules", "        factors={**sum_of(modules), Factor.ACTIVATIONS: 0}, modules", "relations prediction 60", ""),
+)

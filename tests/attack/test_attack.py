@@ -1,0 +1,172 @@
+"""A few seconds of the attack: some inputs of every format, some rounds of relations, and the attack's own parts.
+
+All of it is ``python scripts/check.py attack``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from runpy import run_path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from calibrate.checks import results_file
+from predictor.common.errors import InputError
+from tests.attack import check, fuzzing, page, relations, seeded
+from tests.attack.branches import Branches
+from tests.attack.formats import GRAMMARS
+from tests.attack.inputs import Input
+from tests.attack.judge import judge, peak_bytes, reset_peak
+from tests.attack.targets import TARGETS, nothing_traced
+
+INPUTS = 25
+"""Inputs of each format."""
+PREDICTS = ("options", "profile", "samples")
+"""Formats of which many inputs are predicted: seconds."""
+
+
+@pytest.fixture
+def quiet(monkeypatch, tmp_path):
+    """As in the attack's own processes."""
+    for name, value in {"COLUMNS": "100", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "PEAKCAST_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", [name for name in GRAMMARS if name not in PREDICTS])
+def test_inputs_of_a_format_are_read_or_refused_in_one_line(name, quiet, tmp_path):
+    found, inside = [], tmp_path / "inside"
+    inside.mkdir()
+
+    @seed(12345)  # the attack's batches have other seeds
+    @settings(max_examples=INPUTS, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(GRAMMARS[name].strategy())
+    def run(one: Input) -> None:
+        problem = judge(one, inside).problem
+        if problem and not problem.startswith("memory"):  # this process has imported more than a reader
+            found.append((problem, one))
+
+    with nothing_traced():
+        run()
+    assert found == []
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_related_jobs_have_related_predictions(number, quiet):
+    found = relations.play(10_000 + number)
+    assert found.violations == [] and sum(found.checked.values()) > 10
+
+
+def test_an_input_is_kept_and_repeated(tmp_path):
+    before = Input("read", ("c.yaml",), {"c.yaml": b"a: 1\n", "x": bytes(range(256))})
+    assert Input.from_json(json.loads(json.dumps(before.to_json()))) == before
+    before.write(tmp_path)
+    assert (tmp_path / "x").read_bytes() == bytes(range(256))
+
+
+def _target(what):
+    def target(*words: str) -> None:
+        what()
+
+    return target
+
+
+def _hang() -> None:
+    while True:
+        pass
+
+
+def _refuse(text: str) -> None:
+    raise InputError(text)
+
+
+@pytest.mark.parametrize("what, problem", [
+    (lambda: None, None), (lambda: _refuse("a: b"), None), (lambda: {}["x"], "traceback: KeyError"), (lambda: exit(3), "traceback: SystemExit"),
+    (lambda: _refuse("x" * 4_000), "error of 4,000 characters"), (_hang, "hangs"), (lambda: Path("left").touch(), "left files behind: left"),
+    (lambda: [bytearray(600 << 20)], "memory"),
+])
+def test_what_no_input_may_lead_to_is_a_finding(what, problem, tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.setitem(TARGETS, "it", _target(what))
+    reset_peak()
+    monkeypatch.setattr("tests.attack.judge.HANGS_SECONDS", 1)
+    monkeypatch.setattr("tests.attack.judge.MOST_BYTES", peak_bytes() + (500 << 20))  # this process has imported torch
+    found = judge(Input("it"), tmp_path / "inside").problem
+    assert found is None if problem is None else found is not None and found.startswith(problem)
+    assert list((tmp_path / "inside").iterdir()) == []
+
+
+def test_a_process_that_dies_is_a_finding(monkeypatch):
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.01)
+    [finding] = fuzzing.run(fuzzing.Batch("gates", 0, 1))["findings"]
+    assert finding["problem"].startswith("the process took more than")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300_000))
+def test_batches_have_as_many_inputs_as_are_asked_for(inputs):
+    found = fuzzing.batches(inputs)
+    assert inputs <= sum(batch.inputs for batch in found) <= inputs + len(GRAMMARS)
+    assert len({batch.name for batch in found}) == len(found) and max(batch.inputs for batch in found) <= fuzzing.INPUTS
+
+
+def test_every_seeded_bug_is_a_patch_of_todays_code():
+    wrong = [bug.name for bug in seeded.BUGS if (seeded.ROOT / bug.file).read_text().count(bug.old) != 1 or bug.old == bug.new]
+    assert wrong == [] and len(seeded.BUGS) >= 20 and sum(bool(bug.met) for bug in seeded.BUGS) >= 10
+    assert len({bug.name for bug in seeded.BUGS}) == len(seeded.BUGS)
+
+
+ROWS = [
+    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "seconds": 0.5, "bytes": 90 << 20, "problems": 1,
+     "findings": [{"problem": "traceback: KeyError", "input": None}]},
+    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "seconds": 1.5, "bytes": 80 << 20, "problems": 0, "findings": []},
+    {"part": "relations", "name": "prediction/0", "checked": {"factors add up": 7}, "violations": [], "models": ["a", "b"]},
+    {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": [], "1": ["another result"]}},
+    {"part": "kills", "name": "read_only", "disturbance": {"": []}},
+    {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell"}, {"part": "seeded", "name": "another", "met": "abc", "found_by": ""},
+    {"part": "branches", "name": "readers", "inputs": 10, "of": "predictor/readers", "branches": 4, "reached": 3, "lines": 9, "lines_reached": 9},
+]
+
+
+def test_rows_add_up():
+    summary = page.Summary.of(ROWS)
+    assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
+    assert list(summary.lines()) == [
+        "1,500 inputs of 1 formats, 1,000 refused: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models: 0 violated",
+        "2 kills: 1 with another end; 1 disturbances: 0 with a problem", "1 of 2 seeded bugs found",
+        "3 of 4 branches of predictor/readers reached by 10 inputs"]
+    text = page.text(summary)
+    assert "| shell | 1,500 | 1,000 | 1 | 1.5 | 90 |" in text and "| another | abc | **not found** |" in text
+    assert Branches(4, 3, 9, 9).share == 0.75
+
+
+def test_what_is_kept_is_not_run_again_and_a_torn_line_is(tmp_path, monkeypatch):
+    command = run_path(str(fuzzing.ROOT / "scripts/check.py"))
+
+    ran: list[str] = []
+
+    def run(batch: fuzzing.Batch) -> dict:
+        ran.append(batch.name)
+        return dict.fromkeys(("inputs", "refused", "problems", "bytes"), 1) | {"seconds": 0.0, "findings": [], "problems": 0}
+
+    monkeypatch.setattr(fuzzing, "run", run)
+    words = ["--part", "fuzz", "--inputs", "60", "--only", "* file", "--results", str(tmp_path / "r.jsonl")]
+    for _ in range(2):
+        args = command["arguments"]("attack", words)
+        rows = check.measure(check.jobs(args), args)
+        assert len(rows) == len(ran) == 8
+    content = (tmp_path / "r.jsonl").read_bytes()
+    (tmp_path / "r.jsonl").write_bytes(content[:-9])
+    assert len(results_file.lines(tmp_path / "r.jsonl")) == 7
+    check.measure(check.jobs(args), args)
+    assert len(ran) == 9 and ran[-1] == ran[7] and (tmp_path / "r.jsonl").read_bytes().count(b"\n") == 8
+
+
+def test_kinds_of_rounds_have_shares_and_the_plan_has_fifty_kills():
+    from tests.attack.kills import DISTURBANCES, PLAN, SCENES
+
+    assert relations.KINDS.keys() == check.SHARES.keys() == check.ROUNDS.keys()
+    assert sum(count for _, _, count in PLAN) >= 50 and {scene for scene, _, _ in PLAN} <= SCENES.keys()
+    assert not DISTURBANCES.keys() & SCENES.keys()

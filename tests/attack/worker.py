@@ -1,0 +1,93 @@
+"""A process that makes and judges a batch of inputs of one format, and prints what it found as one line of JSON.
+
+    python -m tests.attack.worker FORMAT DIRECTORY SEED INPUTS [--branches FILE] [--until-first]
+
+Before an input is judged it is written to ``current.json`` in the directory, so that one that ends the process is
+known. ``--branches`` names a file for the branches that were reached, as coverage.py keeps them; ``--until-first`` ends
+the batch at its first finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MOST_ADDRESSES = 8 << 30
+"""Limit on the worker's addresses, so that a finding does not take the machine's memory."""
+CURRENT = "current.json"
+MOST_FINDINGS = 20
+"""Findings of a batch that are kept; all are counted."""
+
+
+class Enough(BaseException):
+    """Ends a batch at its first finding."""
+
+
+def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bool = False) -> dict[str, Any]:
+    """Judges inputs, which a format and a seed decide, and counts what became of them."""
+    import hypothesis
+
+    from tests.attack.formats import GRAMMARS
+    from tests.attack.inputs import Input
+    from tests.attack.judge import judge
+    from tests.attack.targets import nothing_traced
+
+    done: dict[str, Any] = {"inputs": 0, "refused": 0, "seconds": 0.0, "bytes": 0, "problems": 0, "findings": []}
+    inside = directory / "inside"
+    inside.mkdir(exist_ok=True)
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=inputs, database=None, deadline=None, phases=[hypothesis.Phase.generate],
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(GRAMMARS[grammar].strategy())
+    def run(given: Input) -> None:
+        (directory / CURRENT).write_text(json.dumps(given.to_json()))
+        found = judge(given, inside)
+        done["inputs"] += 1
+        done["refused"] += found.refused
+        done["seconds"], done["bytes"] = max(done["seconds"], found.seconds), max(done["bytes"], found.peak_bytes)
+        if found.problem:
+            done["problems"] += 1
+            if len(done["findings"]) < MOST_FINDINGS:
+                done["findings"].append({"problem": found.problem, "input": given.to_json()})
+            if until_first:
+                raise Enough
+
+    with nothing_traced(), contextlib.suppress(Enough):
+        run()
+    return done | {"seconds": round(done["seconds"], 2)}
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("grammar", "directory", "--branches"):
+        parser.add_argument(name)
+    for name in ("seed", "inputs"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--until-first", action="store_true")
+    given = parser.parse_args(words)
+    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "PEAKCAST_CACHE": f"{given.directory}/cache"}
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
+    start = time.perf_counter()
+    with _branches(given.branches):
+        found = batch(given.grammar, given.seed, given.inputs, Path(given.directory), given.until_first)
+    print(json.dumps(found | {"wall_seconds": round(time.perf_counter() - start, 1)}))
+
+
+def _branches(path: str | None) -> contextlib.AbstractContextManager[None]:
+    if path is None:
+        return contextlib.nullcontext()
+    from tests.attack.branches import recorded_to
+
+    return recorded_to(Path(path))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,26 @@
+"""The message of an error is one line, whatever names it holds."""
+
+import pytest
+
+from predictor.common.errors import InputError
+from predictor.readers import read
+
+
+def test_characters_that_would_break_the_line_are_escaped():
+    assert str(InputError("c.yaml: a\nb\x1b[31m: no such key")) == "c.yaml: a b\\x1b[31m: no such key"
+
+
+def test_a_key_with_a_line_break_is_named_on_one_line(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text('{"model_name_or_path": "x", "a\\nb": 1, "finetuning_type": "lora"}')
+    with pytest.raises(InputError) as caught:
+        read(path=str(path))
+    assert str(caught.value).startswith(f"{path}: a b: LLaMA-Factory")
+
+
+def test_a_key_of_any_length_is_named_by_its_beginning(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"model_name_or_path": "gpt2", "finetuning_type": "lora", "' + "y" * 5_000 + '": 1}')
+    with pytest.raises(InputError) as caught:
+        read(path=str(path))
+    assert str(caught.value).startswith(f"{path}: {'y' * 99}…: LLaMA-Factory") and len(str(caught.value)) < 400
