@@ -19,7 +19,7 @@ def quoted(value: object, limit: int = 60) -> str:
     return f'"{text}"' if isinstance(value, str) else text
 
 
-def shortened(name: str, limit: int = 100) -> str:
+def shortened(name: str, limit: int = 400) -> str:
     """A name, cut at ``limit`` characters."""
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
