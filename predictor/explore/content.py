@@ -287,7 +287,8 @@ def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Map
         for name, workload in _varied(job.workload, f"{setting.engine.name} {checkpointing}"):
             if name in versions:
                 continue
-            workload = workload.replace(**{name: getattr(workload, name) for name in SHAPE}, gpu=gpu)
+            # a replaced workload has lost what the model filled in, such as no images
+            workload = workload.replace(**{key: getattr(job.workload, key) for key in SHAPE}, gpu=gpu)
             request = Request.of(workload)
             with_traits = choose(settings.base.profile, gpu, versions_of(workload), {}, traits_of(request, job.formula),
                                  reaches(request, job.formula))

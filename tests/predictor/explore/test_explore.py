@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from predictor.cli import main
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.gpus import AMPERE, TABLE
 from predictor.events.composed_run import evaluate, sizes_at
 from predictor.events.sizes import Shape
-from predictor.explore import packing, page, settings
+from predictor.explore import content, packing, page, settings
 from predictor.explore.candidates import candidates
 from predictor.explore.content import Content
 from predictor.jobs import dispatch, training_job
@@ -50,6 +51,16 @@ def test_candidates_know_the_worst_rank_and_its_peak_at_every_shape(keys):
         peaks = engine.peaks(range(8), sizes_at(traced, shape, asked.gpu)[traced.buffers.size])
         assert found.rank[sums == sums.max()].min() == peaks.index(max(peaks))
         assert sums.max() == max(evaluate(run, 0, shape, asked.gpu).live[run.step > 0].max() for run in runs.values())
+
+
+def test_a_model_without_images_is_put_beside_the_profiles_of_gpus():
+    asked = job(model="llama-3.1-8b", recipe="lora", lora={"r": 16}, zero_stage=None, data_parallel_size=1, gpu="h100-80gb")
+    own, backend = settings.engine_of(asked.workload), asked.formula.provenance["key"]["sdpa_backend"]
+    found = settings.Settings(
+        asked.workload, gpus={"h100-80gb": gpus.find("h100-80gb")}, backends={"h100-80gb": backend},
+        jobs={settings.Controls(own, 1, True, backend, asked.formula.regime): asked})
+    [gpu] = content._gpus(found)
+    assert set(gpu["profile"]["versions"]) == {"torch on", "torch on several", "torch on expandable"}
 
 
 def test_a_run_that_is_not_made_of_traced_micro_steps_is_refused():
