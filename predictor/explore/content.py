@@ -17,7 +17,17 @@ from predictor.explore import packing
 from predictor.explore.candidates import candidates, start_up
 from predictor.explore.packing import PackedRun, Tables
 from predictor.explore.remedies import accumulating, constants, expandable, of_choices, proposed_engines
-from predictor.explore.settings import MOST_IMAGES, Controls, Settings, engine_of, profile_of, reasons, several_images
+from predictor.explore.settings import (
+    MOST_IMAGES,
+    Controls,
+    EngineChoice,
+    Settings,
+    engine_of,
+    profile_of,
+    reasons,
+    several_images,
+    traced_names,
+)
 from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
@@ -55,7 +65,8 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
         training: words that follow those of the controls (``--`` and a training command).
     """
     tables = Tables()
-    groups = _groups(settings)
+    traced = traced_names(settings)
+    groups = _groups(settings, traced)
     formulas = [{"key": key, "traced": packing.pack_traced(micro, tables), "sizes": packing.sizes(micro), "runs": {}}
                 for key, jobs in groups.items() for micro in [next(iter(jobs.values())).formula.micro]]
     limits = _page_limits(settings)
@@ -76,7 +87,8 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
                   "images": base.images_per_sample or 0, "checkpointing": base.gradient_checkpointing,
                   "engine": engine_of(base).name, "degree": base.data_parallel_size,
                   "gpu": base.gpu},
-        "limits": _limits(settings), "engines": _engines(settings), "gpus": _gpus(settings), "rows": settings.rows,
+        "limits": _limits(settings), "engines": _engines(settings, traced), "gpus": _gpus(settings),
+        "rows": settings.rows,
         "left_out": reasons(settings.left_out), "assumed": _assumed(settings.base), "far": EXTRAPOLATION_FACTOR,
         "extrapolation": EXTRAPOLATION, "largest_buffer_bytes": LARGEST_BUFFER_BYTES,
         "accumulation": base.gradient_accumulation_steps,
@@ -93,11 +105,15 @@ def _assumed(base: Workload) -> str:
     return assumed_gpus(base.source, base.filled_in, base.engine, base.zero_stage)
 
 
-def _groups(settings: Settings) -> dict[str, dict[Controls, Job]]:
-    """The jobs by formula, which is named by checkpointing, what else the trace depends on, and regime."""
+def _groups(settings: Settings, traced: Mapping[EngineChoice, str]) -> dict[str, dict[Controls, Job]]:
+    """The jobs by formula, which is named by checkpointing, what else the trace depends on, and regime.
+
+    Args:
+        traced: :func:`~predictor.explore.settings.traced_names` of the settings.
+    """
     groups: dict[str, dict[Controls, Job]] = {}
     for setting, job in settings.jobs.items():
-        key = "on" if setting.checkpointing else "off", setting.engine.traced, setting.backend, *setting.regime.names()
+        key = "on" if setting.checkpointing else "off", traced[setting.engine], setting.backend, *setting.regime.names()
         groups.setdefault(" ".join(key), {})[setting] = job
     return groups
 
@@ -224,14 +240,14 @@ def _limits(settings: Settings) -> dict[str, Any]:
             "batches": list(settings.batches)}
 
 
-def _engines(settings: Settings) -> list[Mapping[str, Any]]:
+def _engines(settings: Settings, traced: Mapping[EngineChoice, str]) -> list[Mapping[str, Any]]:
     source = settings.base.source
     engines: list[Mapping[str, Any]] = []
     for choice in dict.fromkeys(setting.engine for setting in settings.jobs):
         jobs = {setting.degree: job for setting, job in settings.jobs.items() if setting.engine == choice}
         if jobs:
             engines.append({"name": choice.name, "label": choice.label, "degrees": sorted(jobs),
-                            "tensor": choice.tensor, "traced": choice.traced, "option": choice.option,
+                            "tensor": choice.tensor, "traced": traced[choice], "option": choice.option,
                             "notes": {degree: job.notes() + (source.left_out(job.workload) if source else ())
                                       for degree, job in jobs.items()}})
     return engines

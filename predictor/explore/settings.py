@@ -73,11 +73,6 @@ class EngineChoice(NamedTuple):
         return LABELS[self.engine] + (f" + tensor parallel {self.tensor}" if self.tensor > 1 else "")
 
     @property
-    def traced(self) -> str:
-        """Name of what the trace depends on; engines with equal names share their formulas."""
-        return self.engine if self.engine in TRACED_APART else f"tp{self.tensor}"
-
-    @property
     def keys(self) -> dict[str, Any]:
         """The keys of a workload with this choice."""
         staged = ENGINES[self.engine].chosen_by
@@ -281,6 +276,22 @@ def _rows(job: Job) -> list[RowsFrom]:
 def engine_of(base: Workload) -> EngineChoice:
     """The choice that a workload makes."""
     return EngineChoice(name_of(base.engine, base.zero_stage), base.tensor_parallel_size)
+
+
+def traced_names(found: Settings) -> dict[EngineChoice, str]:
+    """A name of what each engine traces. Engines whose formulas are equal share one.
+
+    They are not where engines differ in the dtype of adapters, for example, or shard the weights.
+    """
+    names: dict[EngineChoice, str] = {}
+    formulas: dict[str, dict[tuple, Any]] = {}
+    for choice in dict.fromkeys(controls.engine for controls in found.jobs):
+        own = {(controls.checkpointing, controls.backend, controls.regime): job.formula.provenance["key"]
+               for controls, job in found.jobs.items() if controls.engine == choice}
+        names[choice] = next((name for name, others in formulas.items()
+                              if all(others.get(place, key) == key for place, key in own.items())), choice.name)
+        formulas.setdefault(names[choice], {}).update(own)
+    return names
 
 
 def _choices(base: Workload) -> list[EngineChoice]:

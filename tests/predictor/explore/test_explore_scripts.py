@@ -29,7 +29,7 @@ from predictor.explore.settings import find, profile_of
 from predictor.report.remedies import change_text
 from predictor.workload.workload import Workload
 from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
-from tests.predictor.small import small_config
+from tests.predictor.small import small_config, small_llama
 from tests.predictor.small_models import IMAGE_TEXT
 
 GPUS = gpus.TABLE
@@ -288,6 +288,17 @@ def test_an_answer_about_a_loop_of_its_own_is_the_predictors(formula_cache, tmp_
     (tmp_path / "config.json").write_text(json.dumps(small_config()))
     setting, keys = SETTING | {"engine": engine, "sequence": 128}, keys | {"model": str(tmp_path / "config.json")}
     answer, expected = Scripts(made(sequence_length=128, **keys))(ANSWER, setting), predicted(setting, **keys)
+    assert answer == {name: expected[name] for name in answer}
+
+
+@pytest.mark.parametrize("engine", ["torch", "zero1", "zero2"])
+def test_an_answer_about_adapters_is_the_predictors(formula_cache, tmp_path, engine):
+    """DeepSpeed's are of another dtype than those of other engines, and so are their traces."""
+    (tmp_path / "config.json").write_text(json.dumps(small_llama()))
+    keys = {"model": str(tmp_path / "config.json"), "recipe": "lora", "sequence_length": 128, "capacity_bytes": 60 << 30}
+    page = made(gradient_checkpointing=True, **keys)
+    setting = page.document["first"] | {"engine": engine}
+    answer, expected = Scripts(page)(ANSWER, setting), predicted(setting, **keys)
     assert answer == {name: expected[name] for name in answer}
 
 
