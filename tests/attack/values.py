@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from predictor.common import value_types
 from predictor.readers import value_types as readers_types
+from predictor.workload import lora_keys
 
 WHOLE = (0, 1, 2, 3, 4, 7, 8, 16, 64, 512, 1024, 2048, 4096)
 ODD_NUMBERS = (-1, -2**63, 2**31, 2**53 + 1, 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e-300, 1e308, math.inf, -math.inf, math.nan)
@@ -72,6 +73,7 @@ def _table(kind: Any) -> st.SearchStrategy[Any]:
 
 _TEXTS = ("gpt2", "llava-1.5-7b", "q_proj", "x", "a,b", "*layers*", "auto", "all-linear", "ds.json", "bf16")
 _GOOD: tuple[tuple[Any, Callable[[Any], st.SearchStrategy[Any]]], ...] = (
+    (lora_keys.Names, lambda kind: st.sampled_from((".*proj", ["q_proj", "v_proj"], "all-linear", "(", "a{99999999999}", "(" * 500))),
     (value_types.Whole, _whole),
     (value_types.Choice, _choice),
     (readers_types.FlagOr, lambda kind: st.one_of(st.booleans(), st.sampled_from([*kind.words, True]))),
@@ -125,7 +127,7 @@ def lengthened(draw: st.DrawFn, text: bytes) -> bytes:
     pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"{", b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a"]
     piece = draw(st.sampled_from(pieces))
     many = piece * min(draw(st.sampled_from((300, 5_000, 100_000))), 2_000_000 // max(len(piece), 1))
-    return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text)))
+    return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text, b"((" + many + b"))\n" + text)))
 
 
 @st.composite
