@@ -170,7 +170,7 @@ NEEDED = {
     "model_name_or_path": st.sampled_from(MODELS), "model": st.sampled_from(MODELS), "base_model": st.sampled_from(MODELS),
     "per_device_train_batch_size": st.sampled_from((1, 2, 4, 16)), "output_dir": st.just("out"), "micro_batch_size": st.sampled_from((1, 2)),
     "model_max_length": st.sampled_from((2048, 512)), "max_length": st.sampled_from((2048, 512)), "cutoff_len": st.sampled_from((2048, 512)),
-    "sequence_len": st.sampled_from((2048, 512)), "bf16": st.just(True), "deepspeed": st.sampled_from(("ds.json", None)),
+    "sequence_len": st.sampled_from((2048, 512)), "bf16": st.just(True), "deepspeed": values.mostly(st.sampled_from(("ds.json", None)), st.sampled_from(values.ODD_TEXTS)),
     "stage": st.just("sft"), "finetuning_type": st.sampled_from(("lora", "full")), "train_type": st.sampled_from(("lora", "full")),
     "adapter": st.sampled_from(("lora", "qlora")), "data_path": st.just("d.json"), "version": st.just("v1"), "dataset_name": st.just("x"),
     "dataset": st.just("x"), "datasets": st.just([{"path": "x", "type": "chat_template"}]), "vision_tower": st.just("openai/clip-vit-large-patch14-336"),

@@ -121,10 +121,10 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 
 @st.composite
 def lengthened(draw: st.DrawFn, text: bytes) -> bytes:
-    """A text, in one of forty cases with a line, a letter or a bracket of it repeated many times."""
-    if not seldom(draw, 40):
+    """A text, in one of thirty cases with a line, a letter or a bracket of it repeated many times."""
+    if not seldom(draw, 30):
         return text
-    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"{", b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a"]
+    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a"]
     piece = draw(st.sampled_from(pieces))
     many = piece * min(draw(st.sampled_from((300, 5_000, 100_000))), 2_000_000 // max(len(piece), 1))
     return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text, b"((" + many + b"))\n" + text)))
