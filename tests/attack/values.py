@@ -23,6 +23,7 @@ ODD_TEXTS = (
     "/", "/dev/zero", "/dev/stdin", "/proc/self/mem", "../x", "x" * 300, "a/" * 3000, "-", "--", "---", "-x", "--model", "!!python/object:os.system",
     "&a", "*a", "<<", "#", "'", '"', "\\", "%s", "{0}", "{model}", "file.py:f", "a b", "(" * 500, "a{99999999999}", "(a+)+b", "16-mixed", "bfloat16", "half", "cpu", "cuda:0")
 """Texts that some parser somewhere treats in a special way."""
+LONG_WORD = b"((" + b"a" * 100_000 + b"))\n"
 PLACES = ("x.json", "x.yaml", "y.json", "ds.json", "here.txt", "none.json", ".")
 """Names of files that an input may have beside it."""
 
@@ -124,7 +125,7 @@ def lengthened(draw: st.DrawFn, text: bytes) -> bytes:
     """A text, in one of thirty cases with a line, a letter or a bracket of it repeated many times."""
     if not seldom(draw, 30):
         return text
-    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a"]
+    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a", LONG_WORD, LONG_WORD]
     piece = draw(st.sampled_from(pieces))
     many = piece * min(draw(st.sampled_from((300, 5_000, 100_000))), 2_000_000 // max(len(piece), 1))
     return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text, b"((" + many + b"))\n" + text)))
