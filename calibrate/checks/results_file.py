@@ -73,7 +73,7 @@ def lines(file: Path) -> list[Row]:
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:
-    """Appends a row to a file as a line of JSON, in place of an incomplete last line. Two processes may do so at once."""
+    """Appends a row to a file as a line of JSON, in place of an incomplete last line. Several processes may do so."""
     with file.open("a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
