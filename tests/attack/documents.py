@@ -173,7 +173,7 @@ NEEDED = {
     "per_device_train_batch_size": st.sampled_from((1, 2, 4, 16)), "output_dir": st.just("out"), "micro_batch_size": st.sampled_from((1, 2)),
     "model_max_length": st.sampled_from((2048, 512)), "max_length": st.sampled_from((2048, 512)), "cutoff_len": st.sampled_from((2048, 512)),
     "sequence_len": st.sampled_from((2048, 512)), "bf16": st.just(True), "deepspeed": values.mostly(st.sampled_from(("ds.json", None)), st.sampled_from(
-        ("~nobody-there/x", "none.json", "x\0", "d" * 300, "/dev/zero", ".", "{", "[]", "", "x.yaml"))),
+        ("~nobody-there/x", "none.json", "x\0", "d" * 300, "/dev/zero", ".", "{", "[]", "", "x.yaml")), 8),
     "stage": st.just("sft"), "finetuning_type": st.sampled_from(("lora", "full")), "train_type": st.sampled_from(("lora", "full")),
     "adapter": st.sampled_from(("lora", "qlora")), "data_path": st.just("d.json"), "version": st.just("v1"), "dataset_name": st.just("x"),
     "dataset": st.just("x"), "datasets": st.just([{"path": "x", "type": "chat_template"}]), "vision_tower": st.just("openai/clip-vit-large-patch14-336"),
