@@ -109,17 +109,18 @@ def read(path: str | os.PathLike[str]) -> list[Row]:
     Raises:
         InputError: the file cannot be read, a line is no row, or the only line has no newline.
     """
+    rows: dict[str, Row] = {}
     try:
         with opened_file(path, pipes=False) as stream:
-            *lines, torn = stream.read().split(b"\n")
+            for number, line in enumerate(stream, 1):
+                if not line.endswith(b"\n"):
+                    if number == 1:
+                        raise InputError(f"{file_name(path)}: {NO_ROWS}")
+                    break
+                row = _row(line, f"{file_name(path)}, line {number}", DAMAGED if rows else NO_ROWS)
+                rows[row.id] = row
     except OSError as error:
         raise InputError(f"{file_name(path)}: cannot be read: {error.strerror}") from None
-    if torn and not lines:
-        raise InputError(f"{file_name(path)}: {NO_ROWS}")
-    rows: dict[str, Row] = {}
-    for number, line in enumerate(lines, 1):
-        row = _row(line, f"{file_name(path)}, line {number}", DAMAGED if rows else NO_ROWS)
-        rows[row.id] = row
     return [rows[key] for key in sorted(rows)]
 
 

@@ -19,6 +19,8 @@ from predictor.common.suggestions import file_name, quoted
 LARGEST_LINE_BYTES = 16 << 20
 """Largest document that is read into memory."""
 EMPTY = "empty: no measurement is in there"
+MOST_SKIPPED = 1_000
+"""Of a file whose first lines, so many, are no measurements, the rest is not read."""
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> tuple[list[Case], list[Skipped]]:
@@ -88,13 +90,26 @@ def _of_file(file: str) -> list[Case | Skipped]:
     try:
         with open_bounded(file, pipes=False) as stream:
             if file.lower().endswith(".jsonl"):
-                entries = _chosen([_row(line, file, number) for number, line in _lines(stream)])
+                entries = _chosen(_rows(stream, file))
             else:
                 content = stream.read(LARGEST_LINE_BYTES + 1)
                 entries = _of_document(content, file, 0, "cut off or damaged") if content.strip() else []
     except OSError as error:
         return [Skipped(file, 0, f"cannot be read: {error.strerror}")]
     return list(entries) or [Skipped(file, 0, EMPTY)]
+
+
+def _rows(stream: BinaryIO, file: str) -> list[_Row]:
+    """The rows of a file; of a file that begins with :data:`MOST_SKIPPED` lines without a measurement only those."""
+    rows: list[_Row] = []
+    has_case = False
+    for number, line in _lines(stream):
+        rows.append(_row(line, file, number))
+        has_case = has_case or any(not isinstance(entry, Skipped) for entry in rows[-1].entries)
+        if not has_case and len(rows) >= MOST_SKIPPED:
+            why = f"none of the first {MOST_SKIPPED:,} lines is a measurement: the rest is not read"
+            return [*rows, _Row(file, number + 1, None, (Skipped(file, number + 1, why),))]
+    return rows
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:

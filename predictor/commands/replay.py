@@ -37,6 +37,9 @@ exit codes: 0 simulation and recording agree, or nothing was recorded, 1 they di
 or --capacity-bytes 0 the job survives, 1 it runs out of memory
 """
 
+MOST_SHOWN = 16
+"""Devices that a message lists."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the file, the device, the allocator's settings, and the options of the output."""
@@ -120,7 +123,8 @@ def _only(snapshot: Snapshot) -> int:
     """The only device with a history; without a history, the first device that holds memory."""
     recorded = [number for number, trace in enumerate(snapshot.traces) if len(trace)]
     if len(recorded) > 1:
-        raise InputError(f"it has the histories of devices {', '.join(map(str, recorded))}: choose one with --device")
+        shown = ", ".join(map(str, recorded[:MOST_SHOWN])) + (" and others" if len(recorded) > MOST_SHOWN else "")
+        raise InputError(f"it has the histories of devices {shown}: choose one with --device")
     if not snapshot.traces:
         raise InputError("it lists no devices: record with torch.cuda.memory._record_memory_history()")
     holding = [segment.device for segment in snapshot.segments if segment.device < len(snapshot.traces)]

@@ -14,9 +14,13 @@ FLAG, TEXT = Flag(), Text()
 
 
 class Any_:
-    """Value type that accepts anything; the workload's own key checks the value later."""
+    """Value type that accepts anything but mappings with other keys than text, and what is nested too deeply.
+
+    The workload's own key checks the value later.
+    """
 
     def check(self, value: Any) -> Any:
+        freeze(value)  # raises Invalid
         return value
 
     from_text = check

@@ -11,7 +11,6 @@ height times width in pixels, and ``768x1024 640x480`` in CSV.
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,14 +83,14 @@ def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _jsonl(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(_lines(text), start=1):
         if line.strip():
             where = f"{name}: line {number:,}"
             yield where, parse_json(line, where)
 
 
 def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text))
+    reader = csv.reader(_lines(text))
     names = [column.strip() for column in next(_rows(reader, name), [])]
     if not any(name in COLUMNS or nearest(name, COLUMNS) for name in names):
         raise InputError(f"{name}: its first line must name the columns: tokens,images")
@@ -102,6 +101,15 @@ def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise InputError(f"{where}: has {len(row)} value(s), but the first line names {len(names)} column(s)")
         if row:
             yield where, {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yields the lines of a text. A list of them, or a stream of the text, would take several times its memory."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
 
 
 def _rows(reader: Any, name: str) -> Iterator[list[str]]:

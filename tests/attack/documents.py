@@ -86,9 +86,11 @@ WORKLOAD = {name: field.metadata["kind"] for name, field in KEYS.items() if name
 def workloads() -> st.SearchStrategy[dict[str, Any]]:
     """Keys of workloads, of models whose formulas are shipped."""
     always = {"model": st.sampled_from(MODELS), "sequence_length": st.sampled_from((1024, 2048, 4096, 1500)), "gpu": st.sampled_from(
-        ("h100-80gb", "a100-40gb", "rtx-4090")), "images_per_sample": st.sampled_from((None, None, 1, 2))}
-    return st.one_of(keyed({name: WORKLOAD[name] for name in USUAL}, always), keyed(WORKLOAD, always, (*ALSO_CALLED, "deepspeed", "profile")),
+        ("h100-80gb", "a100-40gb", "rtx-4090")), "images_per_sample": st.sampled_from((None, None, 1, 2)),
+              "lora": values.mostly(st.none(), values.good(WORKLOAD["lora"]), 4)}
+    made = st.one_of(keyed({name: WORKLOAD[name] for name in USUAL}, always), keyed(WORKLOAD, always, (*ALSO_CALLED, "deepspeed", "profile")),
                      st.builds(lambda keys, zero: keys | {"deepspeed": zero}, keyed(WORKLOAD, always), deepspeed()))
+    return made.map(lambda keys: {"recipe": "lora"} | keys if "lora" in keys else keys)
 
 
 USUAL = ("recipe", "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "engine", "zero_stage", "data_parallel_size", "offload",
@@ -170,13 +172,16 @@ NEEDED = {
     "model_name_or_path": st.sampled_from(MODELS), "model": st.sampled_from(MODELS), "base_model": st.sampled_from(MODELS),
     "per_device_train_batch_size": st.sampled_from((1, 2, 4, 16)), "output_dir": st.just("out"), "micro_batch_size": st.sampled_from((1, 2)),
     "model_max_length": st.sampled_from((2048, 512)), "max_length": st.sampled_from((2048, 512)), "cutoff_len": st.sampled_from((2048, 512)),
-    "sequence_len": st.sampled_from((2048, 512)), "bf16": st.just(True), "deepspeed": st.sampled_from(("ds.json", None)),
+    "sequence_len": st.sampled_from((2048, 512)), "bf16": st.just(True), "deepspeed": values.mostly(st.sampled_from(("ds.json", None)), st.sampled_from(
+        ("~nobody-there/x", "none.json", "x\0", "d" * 300, "/dev/zero", ".", "{", "[]", "", "x.yaml")), 8),
     "stage": st.just("sft"), "finetuning_type": st.sampled_from(("lora", "full")), "train_type": st.sampled_from(("lora", "full")),
     "adapter": st.sampled_from(("lora", "qlora")), "data_path": st.just("d.json"), "version": st.just("v1"), "dataset_name": st.just("x"),
     "dataset": st.just("x"), "datasets": st.just([{"path": "x", "type": "chat_template"}]), "vision_tower": st.just("openai/clip-vit-large-patch14-336"),
     "template": st.just("qwen2_vl"), "image_max_pixels": st.sampled_from((262144, 1003520)), "max_pixels": st.sampled_from((262144, 1003520)),
     "dataset_use": st.just("x"), "use_liger": st.booleans(), "lora_r": st.sampled_from((8, 16)), "lora_target_modules": st.just(["q_proj"]), "image_folder": st.just("x"), "lora_enable": st.booleans()}
 """Keys that a training of some framework has -> usual values."""
+OF_AXOLOTL = ("lora_r", "lora_target_modules", "adapter")
+"""Those that stand for something else where they are no keys of axolotl's."""
 
 
 @lru_cache
@@ -188,7 +193,7 @@ def configurations(name: str) -> st.SearchStrategy[dict[str, Any]]:
     kinds: dict[str, Any] = {key: field.value_type for key, field in own.fields.items()}
     kinds |= {old: kinds.get(new) for old, new in own.renamed.items()}
     kinds |= dict.fromkeys(sorted(own.without_effect), None)
-    always = {key: made for key, made in NEEDED.items() if key in own.fields}
+    always = {key: made for key, made in NEEDED.items() if key in own.fields and (name == "axolotl" or key not in OF_AXOLOTL)}
     return keyed(kinds, always, tuple(KEYS))
 
 

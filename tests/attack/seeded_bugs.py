@@ -19,7 +19,7 @@ TABLE: tuple[tuple[str, ...], ...] = (
     ("a line of gates may be long, and a number have any digits", "calibrate/regression/gates.py",
      "    except (ValueError, RecursionError) as error:  #", "    except RecursionError as error:  #", "fuzz gates", "51ef93b6"),
     ("a regular expression of adapters may have any count", "predictor/workload/lora_keys.py",
-     "            except (RecursionError, OverflowError):", "            except RecursionError:", "fuzz llamafactory file", "51ef93b6"),
+     "            except (RecursionError, OverflowError):", "            except RecursionError:", "fuzz workload", "51ef93b6"),
     ("a long word takes the square of its length", "predictor/readers/shell_words.py",
      r'''COMPUTED = re.compile(r"(?<!\w)(''', r'''COMPUTED = re.compile(r"(''', "fuzz shell", "118e6122"),
     ("the reserved peak is that of the first rank", "predictor/jobs/survival.py",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from predictor.common import value_types
 from predictor.readers import value_types as readers_types
+from predictor.workload import lora_keys
 
 WHOLE = (0, 1, 2, 3, 4, 7, 8, 16, 64, 512, 1024, 2048, 4096)
 ODD_NUMBERS = (-1, -2**63, 2**31, 2**53 + 1, 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e-300, 1e308, math.inf, -math.inf, math.nan)
@@ -22,6 +23,7 @@ ODD_TEXTS = (
     "/", "/dev/zero", "/dev/stdin", "/proc/self/mem", "../x", "x" * 300, "a/" * 3000, "-", "--", "---", "-x", "--model", "!!python/object:os.system",
     "&a", "*a", "<<", "#", "'", '"', "\\", "%s", "{0}", "{model}", "file.py:f", "a b", "(" * 500, "a{99999999999}", "(a+)+b", "16-mixed", "bfloat16", "half", "cpu", "cuda:0")
 """Texts that some parser somewhere treats in a special way."""
+LONG_WORD = b"((" + b"a" * 100_000 + b"))\n"
 PLACES = ("x.json", "x.yaml", "y.json", "ds.json", "here.txt", "none.json", ".")
 """Names of files that an input may have beside it."""
 
@@ -72,6 +74,7 @@ def _table(kind: Any) -> st.SearchStrategy[Any]:
 
 _TEXTS = ("gpt2", "llava-1.5-7b", "q_proj", "x", "a,b", "*layers*", "auto", "all-linear", "ds.json", "bf16")
 _GOOD: tuple[tuple[Any, Callable[[Any], st.SearchStrategy[Any]]], ...] = (
+    (lora_keys.Names, lambda kind: st.sampled_from((".*proj", ["q_proj", "v_proj"], "all-linear", "(", "a{99999999999}", "(" * 500))),
     (value_types.Whole, _whole),
     (value_types.Choice, _choice),
     (readers_types.FlagOr, lambda kind: st.one_of(st.booleans(), st.sampled_from([*kind.words, True]))),
@@ -119,13 +122,13 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 
 @st.composite
 def lengthened(draw: st.DrawFn, text: bytes) -> bytes:
-    """A text, in one of forty cases with a line, a letter or a bracket of it repeated many times."""
-    if not seldom(draw, 40):
+    """A text, in one of thirty cases with a line, a letter or a bracket of it repeated many times."""
+    if not seldom(draw, 30):
         return text
-    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"{", b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a"]
+    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a", LONG_WORD, LONG_WORD]
     piece = draw(st.sampled_from(pieces))
     many = piece * min(draw(st.sampled_from((300, 5_000, 100_000))), 2_000_000 // max(len(piece), 1))
-    return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text)))
+    return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text, b"((" + many + b"))\n" + text)))
 
 
 @st.composite

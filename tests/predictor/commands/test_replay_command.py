@@ -154,7 +154,7 @@ def two_devices(path: Path, *traces: int) -> str:
     """A snapshot with the same history on these devices, of three."""
     value = raw(steps())
     trace, segments = value["device_traces"][0], value["segments"]
-    value["device_traces"] = [trace if device in traces else [] for device in range(3)]
+    value["device_traces"] = [trace if device in traces else [] for device in range(max(3, max(traces) + 1))]
     value["segments"] = [dict(segment, device=device) for device in traces for segment in segments]
     path.write_bytes(pickle.dumps(value))
     return str(path)
@@ -168,6 +168,8 @@ def test_the_only_device_with_a_history_is_replayed(capsys, tmp_path):
 def test_of_several_devices_one_is_chosen(capsys, tmp_path):
     path = two_devices(tmp_path / "x", 0, 2)
     assert error_of(capsys, path) == f"{path}: it has the histories of devices 0, 2: choose one with --device"
+    many = two_devices(tmp_path / "many", *range(20))
+    assert error_of(capsys, many).endswith("devices " + ", ".join(map(str, range(16))) + " and others: choose one with --device")
     assert main(["replay", path, "--device", "2"]) == 0
 
 

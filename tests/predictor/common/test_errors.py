@@ -24,3 +24,12 @@ def test_a_key_of_any_length_is_named_by_its_beginning(tmp_path):
     with pytest.raises(InputError) as caught:
         read(path=str(path))
     assert str(caught.value).startswith(f"{path}: {'y' * 399}…: LLaMA-Factory") and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("value, message", [
+    ("[" * 30 + "]" * 30, "optim_args is nested too deeply"), ("{1: 2}", "optim_args has the key 1, which is not text")])
+def test_a_value_that_no_workload_can_hold_is_refused(tmp_path, value, message):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"model_name_or_path: gpt2\nfinetuning_type: lora\noptim_args: {value}\n")
+    with pytest.raises(InputError, match=message):
+        read(path=str(path))
