@@ -73,11 +73,7 @@ def lines(file: Path) -> list[Row]:
 
 
 def append(file: Path, row: Mapping[str, Any]) -> None:
-<<<<<<< HEAD
     """Appends a row to a file as a line of JSON, in place of an incomplete last line, by one process at a time."""
-=======
-    """Appends a row to a file as a line of JSON, in place of an incomplete last line. Several processes may do so."""
->>>>>>> w-a
     with file.open("a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
