@@ -130,13 +130,13 @@ class Reading:
         if name in self.input.launched_with:
             return self.input.launched_with[name]
         flag = self.input.flags and name not in self.input.environment or shown in self.input.besides
-        return f"--{shown}" if flag else shown
+        return f"--{shortened(shown)}" if flag else shortened(shown)
 
     def place(self, name: str) -> str:
         """The file and the key, as messages name them."""
         by_command = name in self.input.environment or name in self.input.besides
         file = self.input.starts if by_command else self.input.name
-        return f"{file}: {shortened(self.called(name))}"
+        return f"{file}: {self.called(name)}"
 
     def put(self, key: str, item: Any, *names: str, because: str = "") -> None:
         """Sets a key of the workload.

@@ -88,10 +88,15 @@ def base(draw: random.Random) -> Workload:
         keys |= {"data_parallel_size": draw.choice((1, 2, 4, 8)), **draw.choice(ENGINES)}
     if draw.random() < 0.5:
         keys["optim"] = draw.choice(OPTIMIZERS)
-    keys["per_device_train_batch_size"] = draw.choice((1, 2, 2, 3, 4) if "q" in Path(job.model).stem else (1, 2, 2, 3, 4, 8, 16))
+    keys["per_device_train_batch_size"] = draw.choice((1, 2, 2, 3, 4) if "q" in _name(job) else (1, 2, 2, 3, 4, 8, 16))
     if job.sequence_length:
         keys["sequence_length"] = job.sequence_length + 8 * draw.choice((0, 0, 1, 16, 100))
     return job.replace(**keys)
+
+
+def _name(job: Workload) -> str:
+    """The model's known name, or that of its file."""
+    return Path(job.model).stem if job.model.endswith(".json") else job.model
 
 
 def answered(job: Workload, **how: Any) -> Prediction | None:
@@ -232,7 +237,7 @@ def play(number: int, pairs: tuple[Callable, ...] = PAIRS) -> Round:
             job = base(draw)
             prediction = answered(job)
     assert job is not None
-    found.models.add(Path(job.model).stem)
+    found.models.add(_name(job))
     alone(found, job, prediction)
     for relation in pairs:
         relation(found, job, prediction, draw)
@@ -304,7 +309,7 @@ def fresh_trace(number: int) -> Round:
     shipped = answered(job)
     if shipped is None:
         return found
-    found.models.add(Path(job.model).stem)
+    found.models.add(_name(job))
     from unittest import mock
 
     with tempfile.TemporaryDirectory() as directory, _cache(directory), mock.patch.object(store, "shipped_directory", lambda: Path(directory) / "none"):
