@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from predictor.common.errors import InputError
 from predictor.model import hub_ids, models
@@ -65,7 +64,7 @@ def known(name: str) -> str:
 
     Example: ``liuhaotian/llava-v1.5-7b`` and ``./checkpoints/llava-v1.5-7b`` are ``llava-1.5-7b``.
     """
-    if os.path.isfile(name) or (Path(name) / "config.json").is_file() or ":" in name:
+    if os.path.isfile(name) or os.path.isfile(os.path.join(name, "config.json")) or ":" in name:
         return name
     return hub_ids.known_name(name, models.known_names()) or name
 

@@ -3,6 +3,7 @@
 import pytest
 
 from predictor.common.errors import InputError
+from predictor.model import models
 from predictor.readers import read
 
 
@@ -33,3 +34,11 @@ def test_a_value_that_no_workload_can_hold_is_refused(tmp_path, value, message):
     path.write_text(f"model_name_or_path: gpt2\nfinetuning_type: lora\noptim_args: {value}\n")
     with pytest.raises(InputError, match=message):
         read(path=str(path))
+
+
+def test_a_model_with_a_name_that_no_file_can_have_is_refused(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"model_name_or_path": "' + "9" * 5_000 + '", "max_length": 64, "output_dir": "o", "bf16": true}')
+    values, _ = read(path=str(path), form="trl")
+    with pytest.raises(InputError, match="not a known name"):
+        models.find(values["model"])
