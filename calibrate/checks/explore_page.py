@@ -112,9 +112,11 @@ def settings(page: Page, count: int, seed: int) -> list[dict]:
     while len(chosen) < count:
         engine = draw.choice(offered["engines"])
         limits = offered["limits"]
-        batch, images = draw.choice((1, 2, 3, 4, 6, 8, 16, 32, 61)), offered["first"]["images"]
+        batch = draw.choice(offered["limits"]["batches"] or (1, 2, 3, 4, 6, 8, 16, 32, 61))
+        images = offered["first"]["images"]
         if limits["images"]:  # of one sample with several images only some engines have a formula
-            images = draw.choice((1, 1, 2, 3)) if batch > 1 or engine["traced"] == "tp1" else 1
+            shipped = batch > 1 or engine["traced"] == offered["engines"][0]["traced"]
+            images = draw.choice((1, 1, 2, 3)) if shipped else 1
         least = limits["room"][images] + 1 + images * limits["apart"]
         chosen.append({"batch": batch, "images": images,
                       "sequence": draw.randint(least, max(offered["most"], least)) if limits["tokens"] else 0,

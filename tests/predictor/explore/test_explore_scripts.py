@@ -151,7 +151,7 @@ def settings(count: int) -> list[dict]:
     found = []
     for number in range(count):
         engine, batch = engines[number % len(engines)], draw.choice((1, 2, 3, 8, 31))
-        shipped = batch > 1 or engine["traced"] == "tp1"  # formulas of one sample with several images
+        shipped = batch > 1 or engine["traced"] == engines[0]["traced"]  # formulas of one sample with several images
         images = draw.choice((1, 1, 2, 3)) if shipped else 1
         found.append({"batch": batch, "images": images,
                       "sequence": draw.randint(576 * images + 1, 4096), "engine": engine["name"],
