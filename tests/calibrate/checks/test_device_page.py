@@ -21,7 +21,7 @@ H200 = gpus.find("h200")
 
 
 def saved(directory, name: str, document) -> None:
-    (directory / name).write_text(json.dumps(to_plain(document)))
+    (directory / name).write_text(json.dumps(to_plain(document)) + "\n")
 
 
 def test_each_stage_has_what_it_took_beyond_pytorchs_segments(tmp_path):
