@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from predictor.commands import options, output
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import file_name
+from predictor.common.suggestions import file_name, quoted
+from predictor.workload import code_names
 from predictor.workload.keys import KEYS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ EXAMPLES = """examples:
 
 Each FILE is a workload (as for predict --workload) or a framework's own configuration (as for predict --from). Options
 apply to every file. With --base the same file of that Git revision is predicted too, with the files that it names, and
-each line says what changed. Files are read, not executed; only a model in Python that a file names is imported.
+each line says what changed. Files are read, not executed: a model in Python (train.py:Model) that one names is refused.
 
 In GitHub Actions, .github/actions/fits runs this and comments on the pull request; .pre-commit-hooks.yaml has a hook.
 
@@ -80,7 +81,11 @@ def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
     one.model, one.workload, one.from_file = None, None, None
     try:
         setattr(one, "workload" if _is_workload(file) else "from_file", file)
-        return options.workload(one)
+        workload = options.workload(one)
+        if code_names.is_code_name(workload.model):
+            raise InputError(f"{file_name(file)}: the model {quoted(workload.model)} is code, which fits does not run, "
+                             "as others may have written it: give a config.json, or use peakcast predict")
+        return workload
     except InputError as error:
         source = getattr(one, "source", None)
         return InputError(source.told(str(error)) if source else str(error))

@@ -96,6 +96,13 @@ def test_a_file_that_is_not_predicted_does_not_hide_the_others(repository, capsy
     assert "configs/wrong.yaml: not predicted: " in text and "job.yaml: fits" in text
 
 
+def test_a_model_in_python_is_not_run(repository, capsys):
+    Path("evil.py").write_text("open('ran', 'w')\n")
+    Path("configs/job.yaml").write_text(JOB.format(batch=1).replace("llava-1.5-7b", "evil.py:model"))
+    code, said = answered(capsys, "configs/job.yaml", *GPU)
+    assert code == 2 and 'the model "evil.py:model" is code, which fits does not run' in said and not Path("ran").exists()
+
+
 def test_json_has_one_object_for_each_file(repository, capsys):
     _, text = answered(capsys, "configs/job.yaml", *GPU, "--json", "--base", "main")
     [row] = json.loads(text)
