@@ -32,6 +32,7 @@ class Fit:
         verdict, peak_reserved_bytes, capacity_bytes: as those of a prediction; None if it is not predicted.
         problem: why it is not predicted; empty otherwise.
         before_bytes: the reserved peak of the earlier state; None without one, or if that is not predicted.
+        before_problem: why the earlier state is not predicted; empty otherwise.
         is_new: whether there is no earlier state although one was asked for.
         changes: the keys that differ from the earlier state.
         remedy: the first change that makes it fit; None if it fits, or if none was found.
@@ -44,6 +45,7 @@ class Fit:
     capacity_bytes: int | None = None
     problem: str = ""
     before_bytes: int | None = None
+    before_problem: str = ""
     is_new: bool = False
     changes: tuple[Change, ...] = ()
     remedy: Remedy | None = None
@@ -54,31 +56,35 @@ class Fit:
                 "remedy": self.remedy and self.remedy.to_json()}
 
 
-def fit(file: str, now: Workload, before: Workload | None, progress: Progress | None = None, *,
+def fit(file: str, now: Workload, before: Workload | InputError | None, progress: Progress | None = None, *,
         compared: bool = False) -> Fit:
     """Judges a workload that has a capacity.
 
     Args:
         file: the name of its file.
-        before: the same file's earlier workload, if there is one.
+        before: the same file's earlier workload, if there is one, or why it could not be read.
         compared: whether an earlier state was asked for.
 
     Raises:
         InputError: ``now`` is not predicted.
     """
     prediction = with_remedies(predict(now, progress=progress), now, progress=progress)
+    earlier = _reserved(before, progress)
+    problem = str(earlier) if isinstance(earlier, InputError) else ""
     return Fit(file=file, gpu=now.gpu, verdict=prediction.verdict, peak_reserved_bytes=prediction.peak_reserved_bytes,
-               capacity_bytes=prediction.capacity_bytes, before_bytes=_reserved(before, progress),
-               is_new=compared and before is None, changes=_changes(before, now), remedy=_first(prediction))
+               capacity_bytes=prediction.capacity_bytes, before_problem=problem,
+               before_bytes=None if isinstance(earlier, InputError) else earlier, is_new=compared and before is None,
+               changes=() if isinstance(before, InputError) else _changes(before, now), remedy=_first(prediction))
 
 
-def _reserved(before: Workload | None, progress: Progress | None) -> int | None:
-    if before is None:
-        return None
+def _reserved(before: Workload | InputError | None, progress: Progress | None) -> int | InputError | None:
+    """The reserved peak of an earlier state, or why there is none: that is no mistake of what is there now."""
+    if before is None or isinstance(before, InputError):
+        return before
     try:
         return predict(before, progress=progress).peak_reserved_bytes
-    except InputError:  # what was not predicted then is no mistake of what is there now
-        return None
+    except InputError as error:
+        return error
 
 
 def _changes(before: Workload | None, now: Workload) -> tuple[Change, ...]:

@@ -38,6 +38,7 @@ exit codes: 0 every file fits, 1 one does not fit or may not, 2 bad input, or a 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the files, the revision, the keys of a workload and the options of the output."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="a workload, or a framework's own configuration")
+    parser.add_argument("--from-format", metavar="NAME", help="format of files of a framework that do not show it")
     parser.add_argument("--base", metavar="REVISION", help="compare with the same files of this Git revision")
     output.add_output(parser)
     parser.add_argument("--markdown", metavar="FILE", help="also write a table in Markdown, for a comment")
@@ -62,16 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if any(row.problem for row in rows) else 1 if any(row.verdict != "fits" for row in rows) else 0
 
 
-def _workloads(arguments: argparse.Namespace) -> list[tuple[str, Workload | InputError, Workload | None]]:
-    """Each file with its workload, or the reason why it has none, and with its earlier workload if it has one."""
-    earlier: dict[str, Workload | None] = {}
+def _workloads(arguments: argparse.Namespace) -> list[tuple[str, Workload | InputError, Workload | InputError | None]]:
+    """Each file with its workload, or the reason why it has none, and the same of its earlier state if it has one."""
+    earlier: dict[str, Workload | InputError] = {}
     if arguments.base is not None:
         from predictor.common import git
 
         with git.in_revision(arguments.base, options.CONFIGURATIONS):
-            for file in arguments.files:
-                found = _read(file, arguments) if os.path.isfile(file) else None
-                earlier[file] = None if isinstance(found, InputError) else found
+            earlier = {file: _read(file, arguments) for file in arguments.files if os.path.isfile(file)}
     return [(file, _read(file, arguments), earlier.get(file)) for file in arguments.files]
 
 
@@ -80,7 +79,10 @@ def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
     one = copy.copy(arguments)
     one.model, one.workload, one.from_file = None, None, None
     try:
-        setattr(one, "workload" if _is_workload(file) else "from_file", file)
+        if _is_workload(file):
+            one.workload, one.from_format = file, None
+        else:
+            one.from_file = file
         workload = options.workload(one)
         if code_names.is_code_name(workload.model):
             raise InputError(f"{file_name(file)}: the model {quoted(workload.model)} is code, which fits does not run, "
@@ -98,7 +100,8 @@ def _is_workload(file: str) -> bool:
     return {"model"} <= read_mapping(file, "the configuration").keys() <= KEYS.keys()
 
 
-def _judged(file: str, now: Workload | InputError, before: Workload | None, arguments: argparse.Namespace) -> Fit:
+def _judged(file: str, now: Workload | InputError, before: Workload | InputError | None,
+            arguments: argparse.Namespace) -> Fit:
     from predictor.answer import fit
 
     if isinstance(now, InputError):

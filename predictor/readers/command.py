@@ -52,6 +52,8 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         InputError: the command starts no training that can be read.
     """
     command = parse(words, name)
+    if command is None and len(words) == 2 and os.path.basename(words[0]) in SHELLS and os.path.isfile(words[1]):
+        raise InputError(f"{name}: {words[1]} is a shell script: give it as --from {words[1]}, which reads it")
     if command is None:
         raise NotPredicted(f"{name}: {quoted(' '.join(words), 80)} starts no training that can be read: give a "
                            "launcher (deepspeed, torchrun, accelerate launch), python, swift, llamafactory-cli, "

@@ -28,6 +28,8 @@ def line(row: Fit, base: str = "") -> str:
     parts = [f"{row.file}: {WORDS[row.verdict or 'fits']} {_gpu(row)}: {_size(row)}"]
     if row.is_new:
         parts.append(f"new since {base}")
+    elif row.before_problem:
+        parts.append(f"not predicted at {base}")
     elif row.before_bytes is not None:
         parts.append(f"{_difference(row)} {base}{_listed(row)}")
     if row.remedy:
@@ -40,10 +42,17 @@ def markdown(rows: Sequence[Fit], base: str = "") -> str:
     heads = ["", "configuration", "GPU", "reserved peak", *([f"since {_cell(base)}"] if base else []), "would fit"]
     lines = ["### GPU memory, predicted by peakcast", "", _row(heads), _row(["---"] * len(heads))]
     for row in rows:
-        since = "new" if row.is_new else _difference(row, short=True) + _listed(row) if row.before_bytes else ""
+        since = _since(row)
         lines.append(_row([MARKS[row.verdict], f"`{_cell(row.file)}`", row.gpu or "", row.problem or _size(row),
                            *([since] if base else []), remedy_text(row.remedy) if row.remedy else ""]))
     return "\n".join(lines) + "\n"
+
+
+def _since(row: Fit) -> str:
+    """What changed since the earlier state, for a cell."""
+    if row.is_new or row.before_problem:
+        return "new" if row.is_new else "not predicted there"
+    return _difference(row, short=True) + _listed(row) if row.before_bytes else ""
 
 
 def _size(row: Fit) -> str:

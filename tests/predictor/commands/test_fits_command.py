@@ -96,6 +96,20 @@ def test_a_file_that_is_not_predicted_does_not_hide_the_others(repository, capsy
     assert "configs/wrong.yaml: not predicted: " in text and "job.yaml: fits" in text
 
 
+def test_an_earlier_state_that_is_not_predicted_is_no_new_file(repository, capsys):
+    Path("configs/job.yaml").write_text("model: [")
+    commit()
+    Path("configs/job.yaml").write_text(JOB.format(batch=1))
+    assert "; not predicted at HEAD" in answered(capsys, "configs/job.yaml", *GPU, "--base", "HEAD")[1]
+
+
+def test_the_format_of_a_file_can_be_named(repository, capsys):
+    Path("job.yaml").write_text("model_name_or_path: llava-hf/llava-1.5-7b-hf\nbf16: true\nrecipe: unknown\n")
+    words = "job.yaml", "configs/job.yaml", *GPU, "--from-format", "transformers", "--sequence-length", "1024"
+    named, workload = answered(capsys, *words)[1].splitlines()
+    assert "recipe: " in named and "--from-format" not in named and workload.startswith("configs/job.yaml: fits")
+
+
 def test_a_model_in_python_is_not_run(repository, capsys):
     Path("evil.py").write_text("open('ran', 'w')\n")
     Path("configs/job.yaml").write_text(JOB.format(batch=1).replace("llava-1.5-7b", "evil.py:model"))

@@ -334,3 +334,10 @@ def test_a_comment_that_swallows_the_backslash_is_refused(read, tmp_path):
 def test_a_message_names_the_line_of_what_it_is_about(read, lines, at):
     said = error_of(read, *[line.replace("$BS", "2") for line in lines])
     assert "--gradient_accumulation_steps is " in said and f" in line {at}" in said
+
+
+def test_a_script_given_to_a_shell_is_read_by_from(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("torchrun train.py")
+    with pytest.raises(InputError, match=f"{script} is a shell script: give it as --from {script}, which reads it"):
+        readers.read(words=["bash", str(script)])
