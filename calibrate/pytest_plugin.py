@@ -50,6 +50,7 @@ class Limit:
         def read(size: int | str, *, gpu: str = GPU) -> Limit:
             return cls(Size().check(size), gpus.find(gpu).name)
 
+        read.__qualname__ = MARK  # errors about arguments name it
         try:
             return read(*mark.args, **mark.kwargs)
         except (Invalid, InputError, TypeError) as error:

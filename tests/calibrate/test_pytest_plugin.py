@@ -147,3 +147,8 @@ def test_a_limit_is_a_size_and_a_gpu(mark, limit):
 def test_any_other_mark_is_an_error_that_shows_a_right_one(mark):
     with pytest.raises(pytest.UsageError, match='write @pytest.mark.limit_gpu_memory'):
         Limit.of(mark.mark)
+
+
+def test_a_mark_without_a_size_names_itself():
+    with pytest.raises(pytest.UsageError, match=r"limit_gpu_memory\(\) missing 1 required positional argument: 'size'"):
+        Limit.of(pytest.mark.limit_gpu_memory().mark)
