@@ -110,11 +110,18 @@ def _groups(settings: Settings, traced: Mapping[EngineChoice, str]) -> dict[str,
 
     Args:
         traced: :func:`~predictor.explore.settings.traced_names` of the settings.
+
+    Raises:
+        InputError: the jobs of one name have different formulas, of which the page would have only one.
     """
     groups: dict[str, dict[Controls, Job]] = {}
     for setting, job in settings.jobs.items():
         key = "on" if setting.checkpointing else "off", traced[setting.engine], setting.backend, *setting.regime.names()
-        groups.setdefault(" ".join(key), {})[setting] = job
+        jobs = groups.setdefault(" ".join(key), {setting: job})
+        if job.formula.provenance["key"] != next(iter(jobs.values())).formula.provenance["key"]:
+            raise InputError(f"explore: {setting.engine.label} has another formula on {setting.degree} GPUs, which a "
+                             "page does not have: use peakcast predict")
+        jobs[setting] = job
     return groups
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from predictor.common.errors import InputError
 from predictor.common.safe_text import printable
 from tests.attack.inputs import Input
 from tests.attack.targets import TARGETS, Broken
+from tests.predictor.bounds import TookForEver, bounded_time
 
 MOST_SECONDS = 5.0
 """Time that an input may take. One that took longer is judged again, because the machine may have been busy."""
@@ -26,10 +24,6 @@ LONGEST_LINE = 3_000
 """Characters of an error."""
 TOLD = 1_500
 """Characters of a traceback that a finding keeps."""
-
-
-class Hangs(BaseException):
-    """Raised in what takes too long; no ``except Exception`` catches it."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +63,13 @@ def _once(given: Input, directory: Path) -> Judgement:
     reset_peak()
     problem, refused, start = None, False, time.perf_counter()
     try:
-        with ended_if_it_hangs():
+        with bounded_time(HANGS_SECONDS):
             TARGETS[given.target](*given.words)
     except InputError as error:
         refused, problem = True, _wrong_line(str(error))
     except Broken as error:
         problem = f"broken: {error}"
-    except Hangs:
+    except TookForEver:
         problem = f"hangs: {traceback.format_exc()[-TOLD:]}"
     except BaseException as error:  # SystemExit, too
         problem = f"traceback: {type(error).__name__}: {traceback.format_exc()[-TOLD:]}"
@@ -100,21 +94,6 @@ def _left(given: Input, directory: Path) -> str | None:
     for name in left:
         os.rename(directory / name, directory.parent / f"left-{os.getpid()}-{time.monotonic_ns()}")
     return f"left files behind: {', '.join(left)}" if left else None
-
-
-@contextmanager
-def ended_if_it_hangs() -> Iterator[None]:
-    """Raises :class:`Hangs` in what takes longer than :data:`HANGS_SECONDS`."""
-    def stop(*_: object) -> None:
-        raise Hangs
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(HANGS_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def reset_peak() -> None:

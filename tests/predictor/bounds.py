@@ -14,13 +14,13 @@ class TookForEver(BaseException):
 
 
 @contextmanager
-def bounded_time() -> Iterator[None]:
-    """Ends what runs inside, if it hangs."""
+def bounded_time(seconds: int = PATIENCE_SECONDS) -> Iterator[None]:
+    """Ends what runs inside with :class:`TookForEver`, if it hangs."""
     def stop(*_):
         raise TookForEver
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(PATIENCE_SECONDS)
+    signal.alarm(seconds)
     try:
         yield
     finally:
