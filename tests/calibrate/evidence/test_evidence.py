@@ -201,9 +201,9 @@ def test_the_readme_has_the_figures_of_real_gpus():
     rows = [row for row in page.by_kind(found) if "---" not in row][1:]
     assert len(rows) > 2 and [row for row in rows if f"| real GPU {row}" not in text] == []
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
-    assert (f"Of {len(threads.judged_pairs)} public reports, no job that ran out of memory "
-            f"({happened[Happened.OUT_OF_MEMORY]}) is said to fit, and every job that ran ({happened[Happened.RAN]}) is. "
-            "A fiftieth was wrong until we corrected a setting, so it is not counted.") in " ".join(text.split())
+    assert (f"Of {len(threads.judged_pairs)} public reports, {happened[Happened.OUT_OF_MEMORY]} jobs died, and none is said "
+            f"to fit; {happened[Happened.RAN]} ran, and all are said to fit (a fiftieth is not counted: a setting was "
+            "corrected later).") in " ".join(text.split())
     assert not threads.false_fits
     assert all(judged.verdict is Verdict.FITS for thread, judged in threads.judged_pairs
                if thread.happened is Happened.RAN)
