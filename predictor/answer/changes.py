@@ -189,13 +189,17 @@ def _stages(w: Workload) -> Families:
     assert w.zero_stage is not None  # DeepSpeed has a stage
     for stage in range(w.zero_stage + 1, 4):
         yield (Change(f"zero_stage {w.zero_stage} → {stage}", _zero(w, stage=stage), traffic[stage]),)
+    yield tuple(_to_host(w))
+
+
+def _to_host(w: Workload) -> Iterator[Change]:
     cpu = {"device": "cpu", "pin_memory": True}
     if w.zero_stage and not w.offload:
         keys = {"offload": "optimizer"} if w.deepspeed is None else _zero(w, offload_optimizer=cpu)
-        yield (Change("optimizer → host", keys, "AdamW on the CPU, gradients and weights over PCIe"),)
+        yield Change("optimizer → host", keys, "AdamW on the CPU, gradients and weights over PCIe")
     if w.zero_stage == 3 and w.offload != "all":
         keys = {"offload": "all"} if w.deepspeed is None else _zero(w, offload_optimizer=cpu, offload_param=cpu)
-        yield (Change("optimizer and parameters → host", keys, "weights over PCIe in each micro-step, too"),)
+        yield Change("optimizer and parameters → host", keys, "weights over PCIe in each micro-step, too")
 
 
 def _deepspeed(w: Workload) -> Families:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 from predictor.answer import changes, largest_size
@@ -89,8 +90,9 @@ class _Trial:
 
     def remedy(self) -> Remedy:
         """The result for the user."""
+        made = self.made if self.own else [changes.named(self.asked, change) for change in self.made]
         remedy = Remedy(
-            tuple(change.text for change in self.made), self.keys, tuple(change.costs for change in self.made),
+            tuple(change.text for change in made), self.keys, tuple(change.costs for change in self.made),
             tuple(change.differs for change in self.made if change.differs),
             None if self.peak_requested_bytes is None else self.fits, self.peak_requested_bytes,
             why_not=self.why_not, needs_trace=self.needs_trace, needs_time=self.needs_time,
@@ -152,20 +154,26 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
-            trials += _together(start, [trial for trial in trials if not trial.fits], progress,
-                                quick=not every and any(trial.fits for trial in trials))
+            trials += _together(start, trials, progress, quick=not every and any(trial.fits for trial in trials))
     ordered = sorted(trials, key=lambda trial: (
         any(change.is_hardware for change in trial.made), not trial.keeps_training))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))
 
 
-def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False) -> Iterator[_Trial]:
-    """One more change after those already made, of each family. ``quick``: leave out what takes longer."""
+def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
+             fitting: Sequence[Change] = ()) -> Iterator[_Trial]:
+    """One more change after those already made, of each family.
+
+    Args:
+        quick: leave out what takes longer.
+        fitting: changes that fit alone; of their families only lesser changes are worth others beside them.
+    """
     assert start.tried is not None  # only predicted trials are continued
     workload = start.tried.job.workload
     families = changes.of(workload)
     if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
         families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
+    families = [lesser for family in families if (lesser := _lesser(family, fitting))]
     any_fits = False
     for family in families:
         if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
@@ -174,6 +182,12 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False) -
             trial = _first_that_fits(start, family, progress)
             any_fits |= trial.fits
             yield trial
+
+
+def _lesser(family: tuple[Change, ...], fitting: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes of a family before the first that fits alone."""
+    alone = {change.text for change in fitting}
+    return tuple(takewhile(lambda change: change.text not in alone, family))
 
 
 def _not_simulated(trial: _Trial) -> _Trial:
@@ -203,7 +217,7 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     assert start.tried is not None  # only predicted trials are continued
     workload = start.tried.job.workload
     keys, own = changes.said(start.asked, {**start.keys, **change.keys})
-    untried = _Trial(start.asked, (*start.made, change if own else changes.named(workload, change)), keys, own)
+    untried = _Trial(start.asked, (*start.made, change), keys, own)
     try:
         job = dispatch.prepare(workload.replace(**keys), progress)
         tried = Tried.of(job, start.tried.before)
@@ -223,17 +237,19 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
     lowers it.
 
     Args:
+        singles: what each change leads to alone.
         quick: something fits already: build only on changes that keep training the same, and only as long as an answer
             may take.
     """
     assert start.tried is not None  # only predicted trials are continued
-    best, rows = start, list(singles)
+    fitting = [single.made[0] for single in singles if single.fits]
+    best, rows = start, [single for single in singles if not single.fits]
     for _ in range(MOST_TOGETHER - 1):
         lowest = _lowest(rows, best)
         if lowest is None or quick and (not lowest.keeps_training or start.tried.before.seconds >= MOST_SECONDS):
             break
         best, rows = lowest, []
-        for row in _singles(lowest, progress, quick=quick):
+        for row in _singles(lowest, progress, quick=quick, fitting=fitting):
             if row.fits:
                 return [row]
             rows.append(row)

@@ -103,7 +103,14 @@ function nextRound(data, search) {
   if (!lower.length || made.length === data.changes.constants.most_together - 1) return;
   const best = lower.reduce((one, other) => (Number(!!other.differs) - Number(!!one.differs) || other.peak - one.peak) < 0
     ? other : one);
-  Object.assign(search, {made: [...made, best], peak: best.peak, rows: [], open: changesOf(data, best.setting).open});
+  const open = changesOf(data, best.setting).open.map(steps => lesser(steps, fit)).filter(steps => steps.length);
+  Object.assign(search, {made: [...made, best], peak: best.peak, rows: [], open});
+}
+
+/** The changes of a family before the first that fits alone. */
+function lesser(steps, fit) {
+  const end = steps.findIndex(({words}) => fit.some(({made: [alone]}) => alone.words === words));
+  return end < 0 ? steps : steps.slice(0, end);
 }
 
 /** Judges a family's next step, with whether it surely fits. */

@@ -294,9 +294,12 @@ def test_changes_that_keep_training_are_made_together_though_a_single_other_chan
     assert single.differs and together.changes[0].startswith("micro batch 16 → 1")
 
 
-def test_what_fits_alone_is_not_combined_with_more():
-    judged = [remedy for remedy in remedies(Workload(**JOBS[0])) if remedy.fits and not remedy.differs]
-    assert {remedy.keys.get("per_device_train_batch_size", 16) for remedy in judged if len(remedy.changes) > 1} == {16}
+@pytest.mark.parametrize("keys", [*JOBS, LLAVA | {"zero_stage": 2, "gpu": "h100-80gb"}], ids=str)
+def test_what_fits_alone_is_not_combined_with_more(keys):
+    judged = [remedy for remedy in remedies(Workload(**keys)) if remedy.fits]
+    assert not any(alone.keys.items() < more.keys.items() for alone in judged for more in judged)
+    assert not any("host" in alone.changes[0] and any("host" in change for change in more.changes)
+                   for alone in judged for more in judged if len(alone.changes) == 1 < len(more.changes))
 
 
 def test_of_unequal_gpus_the_remedies_are_those_of_the_one_where_the_job_fits_worst():
