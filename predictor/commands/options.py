@@ -268,18 +268,43 @@ def _called(name: str) -> str:
 def add_samples(group: argparse._ArgumentGroup) -> None:
     """Adds ``--samples``."""
     group.add_argument("--samples", metavar="FILE",
-                       help="file with tokens and images of each sample (.csv, .jsonl, .json): predict the worst batch "
-                       "of this dataset, and how likely others fit, or with --steps a whole training; longer samples "
-                       "are truncated to sequence_length")
+                       help="file with tokens and images of each sample (.csv, .jsonl, .json), or with --processor a "
+                       "dataset: predict the worst batch of it, and how likely others fit, or with --steps a whole "
+                       "training; longer samples are truncated to sequence_length")
+    add_processor(group, "--samples is a dataset of conversations")
+
+
+def add_processor(group: argparse._ArgumentGroup, what: str, *, required: bool = False) -> None:
+    """Adds the options with which a dataset's tokens are counted. ``what`` the processor's option says or needs."""
+    group.add_argument("--processor", metavar="DIR", required=required,
+                       help=f"{what} (.jsonl, .json, .parquet): count their tokens with the processor or tokenizer of "
+                       "this directory, or of this hub id in the local cache")
+    group.add_argument("--image-folder", metavar="DIR",
+                       help="where paths of the dataset's pictures begin; default: the directory of the dataset")
 
 
 def samples(arguments: argparse.Namespace) -> Samples | None:
     """The samples in the ``--samples`` file; None without one."""
+    for name in ("processor", "image_folder"):
+        needed = "samples" if name == "processor" else "processor"
+        if getattr(arguments, name) is not None and getattr(arguments, needed) is None:
+            raise InputError(f"{_called(name)} is about a dataset: add {_called(needed)}")
     if arguments.samples is None:
         return None
+    if arguments.processor is not None:
+        return dataset(arguments.samples, arguments)
     from predictor.workload.samples import read
 
     return read(arguments.samples)
+
+
+def dataset(path: str, arguments: argparse.Namespace) -> Samples:
+    """The samples of a dataset, counted with ``--processor``."""
+    from predictor.commands import output
+    from predictor.conversations.tokens import read
+
+    return read(path, arguments.processor, arguments.image_folder,
+                lambda groups: output.bar(groups, "Counting tokens and pictures"))
 
 
 def add_course(parser: argparse.ArgumentParser) -> None:

@@ -125,13 +125,17 @@ def emit(path: str | None, text: str) -> None:
 
 def progress(shapes: Sequence[Any]) -> Iterable[Any]:
     """The shapes to trace, with a progress bar if stderr is a terminal."""
+    return bar(shapes, "Tracing the model (once; kept for next time)")
+
+
+def bar(items: Sequence[Any], description: str) -> Iterable[Any]:
+    """The items, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
-        return shapes
+        return items
     from rich.console import Console
     from rich.progress import track
 
-    return track(shapes, description="Tracing the model (once; kept for next time)", console=Console(stderr=True),
-                 transient=True)
+    return track(items, description=description, console=Console(stderr=True), transient=True)
 
 
 class Told:

@@ -30,6 +30,7 @@ COMMANDS = {
     "replay": "predictor.commands.replay",
     "models": "predictor.commands.models",
     "profiles": "predictor.commands.profiles",
+    "samples": "predictor.commands.samples",
     "schema": "predictor.commands.schema",
     "completion": "predictor.commands.completion",
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from predictor.answer.prediction import Chances, Prediction
 from predictor.report.units import size_text
+from predictor.workload.samples import Samples
 
 LEAST = 1e-12
 """Smaller probabilities are below the rounding error of the sums that they come from."""
@@ -69,3 +72,15 @@ def _one_in(probability: float, singular: str, plural: str) -> str:
     if probability >= 0.95:
         return f"Every {singular}" if probability >= ALL else f"Nearly every {singular}"
     return f"One in {1 / probability:,.{0 if probability < 0.095 else 1}f} {plural}"
+
+
+def counted(samples: Samples) -> str:
+    """A sentence about the samples of a dataset."""
+    tokens, images = samples.tokens, samples.images
+    longest, middle = int(tokens.max()), int(np.median(tokens))
+    sizes = len({size for of_sample in samples.pictures for size in of_sample})
+    kinds = f" of {sizes:,} size{'' if sizes == 1 else 's'}" if sizes else ""
+    pictures = f"{int(images.sum()):,} images{kinds}, at most {int(images.max()):,} in a sample" if images.any() else \
+        "no images"
+    return (f"{len(samples):,} samples: {int(tokens.min()):,} to {longest:,} tokens, {middle:,} in the middle; "
+            f"{pictures}.")

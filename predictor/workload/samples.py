@@ -11,6 +11,7 @@ height times width in pixels, and ``768x1024 640x480`` in CSV.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +75,23 @@ def read(path: str) -> Samples:
     return Samples(tokens, images, pictures)
 
 
+def text(samples: Samples, ending: str) -> str:
+    """The content of a file of this ending with these samples, which :func:`read` reads.
+
+    Args:
+        ending: a key of :data:`FORMS`.
+    """
+    columns: dict[str, list[Any]] = {"tokens": samples.tokens.tolist(), "images": samples.images.tolist()}
+    if samples.pictures:
+        columns["image_sizes"] = [[f"{height}x{width}" for height, width in sizes] for sizes in samples.pictures]
+    rows = list(zip(*columns.values()))
+    if ending == "csv":
+        cells = [tuple(columns), *((*row[:2], *map(" ".join, row[2:])) for row in rows)]
+        return "".join(f"{','.join(map(str, line))}\n" for line in cells)
+    lines = [json.dumps(dict(zip(columns, row))) for row in rows]
+    return "".join(f"{line}\n" for line in lines) if ending == "jsonl" else "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
     document = parse_json(text, name)
     if not isinstance(document, list):
@@ -127,7 +145,7 @@ def _check_names(names: Sequence[Any], where: str) -> None:
     for name in names:
         if name not in COLUMNS:
             raise InputError(f"{where}: unknown name {quoted(name)}{nearest(name, COLUMNS)}: a sample has "
-                             "tokens, and images or image_sizes, alone")
+                             "tokens, and images or image_sizes, alone; for a dataset of texts, add --processor DIR")
         if names.count(name) > 1:
             raise InputError(f"{where}: {name} is named twice: keep one")
 

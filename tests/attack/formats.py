@@ -39,6 +39,7 @@ GRAMMARS: dict[str, Grammar] = {
     "verdicts": Grammar(partial(recorded.lines, "h100-80gb/verdicts.jsonl", "measurements"), 1),
     "gates": Grammar(recorded.gates, 1),
     "samples": Grammar(recorded.samples, 2),
+    "dataset": Grammar(recorded.datasets, 1),
     "conversation": Grammar(recorded.conversations, 1),
     "log": Grammar(recorded.logs, 2),
     "model": Grammar(recorded.model_files, 2),

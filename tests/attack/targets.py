@@ -144,6 +144,14 @@ def samples(path: str) -> None:
     samples.read(path)
 
 
+def dataset(path: str) -> None:
+    """Reads the conversations of a dataset."""
+    from predictor.conversations import rows
+
+    for where, row in rows.read(path):
+        rows.conversation(row, where)
+
+
 def log(path: str) -> None:
     """Finds and explains the out-of-memory messages of a log."""
     from predictor.common.files import read_text
@@ -165,7 +173,8 @@ def model(path: str) -> None:
 
 TARGETS: dict[str, Callable[..., None]] = {
     function.__name__: function for function in (
-        command, read, words, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, log, model)}
+        command, read, words, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, dataset, log,
+        model)}
 """Name -> what reads an input. It returns if it could, and raises InputError if not; anything else is a finding."""
 
 

@@ -132,7 +132,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
      "nowhere.json: no such file: check the path of the DeepSpeed config (looked in the current directory)"),
     (["explain", *ENOUGH, "--layers", "0"], '--layers must be a whole number from 1 to 99999, not "0"'),
     (["explain", *ENOUGH, "--picture", "a.png"], "--picture writes SVG: name a file that ends in .svg"),
-    (["predicct"], 'unknown command "predicct" (did you mean "predict"?): commands are predict, explain, oom, plan, fits, explore, measure, calibrate, report, learn, dryrun, replay, models, profiles, schema, completion'),
+    (["predicct"], 'unknown command "predicct" (did you mean "predict"?): commands are predict, explain, oom, plan, fits, explore, measure, calibrate, report, learn, dryrun, replay, models, profiles, samples, schema, completion'),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, message):
     assert error_of(capsys, *argv) == message

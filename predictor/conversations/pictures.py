@@ -1,0 +1,77 @@
+"""The height and width of a picture by the header of its file. Its pixels are not read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from predictor.common.errors import InputError
+from predictor.common.files import open_bounded
+from predictor.common.suggestions import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ORIENTATION = 0x0112
+"""The tag of EXIF that says how a picture is turned. From 5 on, height and width change places."""
+SIDEWAYS = 5
+
+
+def size(said: Any, folder: str, where: str) -> tuple[int, int]:
+    """Height and width in pixels, after the turn that EXIF asks for.
+
+    Loaders turn pictures so (transformers, image_utils.py, load_image; datasets, features/image.py).
+
+    Args:
+        said: a path, a ``data:`` or ``file:`` URL, the content of a file, or a mapping with ``bytes``, ``path`` or
+            ``url``.
+        folder: where relative paths begin.
+
+    Raises:
+        InputError: there is no such file, it is no picture, or it would have to be downloaded.
+    """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("the sizes of pictures are read with Pillow: pip install pillow") from None
+    with _opened(said, folder, where) as (stream, name), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decompressed
+        try:
+            with Image.open(stream) as picture:
+                width, height = picture.size
+                turned = picture.getexif().get(ORIENTATION, 1)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow's formats raise
+            raise InputError(f"{where}: {name}: is no picture that can be read: {error}") from None
+    return (width, height) if isinstance(turned, int) and turned >= SIDEWAYS else (height, width)
+
+
+@contextmanager
+def _opened(said: Any, folder: str, where: str) -> Iterator[tuple[BinaryIO, str]]:
+    if isinstance(said, Mapping):
+        said = next((value for key in ("bytes", "path", "url") if (value := said.get(key))), None)
+    if isinstance(said, bytes):
+        yield io.BytesIO(said), "the picture in the row"
+    elif isinstance(said, str) and said.startswith("data:"):
+        try:
+            yield io.BytesIO(base64.b64decode(said.partition(",")[2], validate=True)), "the picture in the row"
+        except binascii.Error:
+            raise InputError(f"{where}: a picture's data: URL is not base64") from None
+    elif isinstance(said, str) and said.startswith(("http:", "https:")):
+        raise InputError(f"{where}: {quoted(said)}: pictures are not downloaded: give paths of files")
+    elif isinstance(said, str) and said:
+        path = os.path.join(folder, said.removeprefix("file://"))
+        try:
+            with open_bounded(path, pipes=False) as stream:
+                yield stream, quoted(path, 200)
+        except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+            reason = getattr(error, "strerror", None) or str(error)
+            raise InputError(f"{where}: {quoted(path, 200)}: {reason}: if paths begin elsewhere, say "
+                             "--image-folder DIR") from None
+    else:
+        raise InputError(f"{where}: a picture must be a path, or its bytes, not {quoted(said)}")

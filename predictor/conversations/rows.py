@@ -1,0 +1,207 @@
+"""Reads the rows of a dataset from JSON, JSON Lines or Parquet, and each as one conversation.
+
+    {"image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"}, …]}    LLaVA, ShareGPT
+    {"images": ["a.jpg"], "messages": [{"role": "user", "content": "<image>What is it?"}, …]}      LLaMA-Factory
+    {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.jpg"}, …]}, …]}       transformers, TRL
+    {"prompt": …, "completion": …}                                                                 TRL
+    {"instruction": …, "input": …, "output": …}                                                    Alpaca
+    {"query": …, "response": …}                                                                    ms-swift
+    {"text": "a text without turns"}
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from predictor.common.errors import InputError
+from predictor.common.files import parse_json, read_bytes, read_text
+from predictor.common.suggestions import file_name, quoted
+
+LARGEST_FILE_BYTES = 2 << 30
+MARKER = "<image>"
+"""Stands in a text for the next picture (LLaVA, llava/constants.py; LLaMA-Factory, extras/constants.py; ms-swift)."""
+ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function_call": "assistant",
+         "observation": "tool"}
+"""Names of roles in ShareGPT's form and others -> those of chat templates (LLaMA-Factory, data/parser.py)."""
+KNOWN_ROLES = ("system", "user", "assistant", "tool")
+PICTURE_TYPES = ("image", "image_url")
+"""Types of parts of a message that are pictures (transformers, apply_chat_template; TRL, data_utils.py)."""
+SAID_BY = ("image", "image_url", "url", "path")
+"""Keys of such a part, of which the first with a value says which picture."""
+KNOWN_FORMS = "messages, conversations, prompt and completion, instruction and output, query and response, or text"
+Picture = Any
+"""What a row says of a picture: a path, or a mapping with ``bytes``, ``path`` or ``url``."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One sample.
+
+    Attributes:
+        messages: each turn's role and its parts, texts (``str``) and places of pictures (None), in order.
+        pictures: what the row says of each picture, in the order of their places.
+        text: the whole text of a sample without turns, which no chat template changes; then there are no messages.
+    """
+
+    messages: tuple[tuple[str, tuple[str | None, ...]], ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    text: str = ""
+
+
+def read(path: str) -> list[tuple[str, Any]]:
+    """The rows of a file as plain data, each with its place for messages.
+
+    Raises:
+        InputError: the file cannot be read, or holds no row.
+    """
+    name, ending = file_name(path), path.lower().rpartition(".")[2]
+    if ending not in FORMS:
+        raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its rows are written")
+    rows = list(FORMS[ending](path, name))
+    if not rows:
+        raise InputError(f"{name}: holds no sample")
+    return rows
+
+
+def _json(path: str, name: str) -> Iterator[tuple[str, Any]]:
+    document = parse_json(read_text(path, "the dataset", LARGEST_FILE_BYTES), name, "a dataset")
+    if not isinstance(document, list):
+        raise InputError(f"{name}: must be a list of samples")
+    for number, row in enumerate(document, start=1):
+        yield f"{name}: sample {number:,}", row
+
+
+def _jsonl(path: str, name: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(read_text(path, "the dataset", LARGEST_FILE_BYTES).split("\n"), start=1):
+        if line.strip():
+            where = f"{name}: line {number:,}"
+            yield where, parse_json(line, where, "a dataset")
+
+
+def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise InputError(f"{name}: Parquet files are read with pyarrow: pip install pyarrow") from None
+    try:
+        rows = parquet.read_table(io.BytesIO(read_bytes(path, "the dataset", LARGEST_FILE_BYTES))).to_pylist()
+    except (ArrowException, ValueError, OSError) as error:
+        raise InputError(f"{name}: is no Parquet file: {error}") from None
+    yield from ((f"{name}: row {number:,}", row) for number, row in enumerate(rows, start=1))
+
+
+Rows = Callable[[str, str], Iterator[tuple[str, Any]]]
+FORMS: dict[str, Rows] = {"jsonl": _jsonl, "json": _json, "parquet": _parquet}
+"""Ending of a file's name -> function that yields its rows, each with its place in the file."""
+
+
+def conversation(row: Any, where: str) -> Conversation:
+    """A row as one conversation.
+
+    Raises:
+        InputError: the row has none of the known forms, or more places for pictures than pictures.
+    """
+    if not isinstance(row, Mapping):
+        raise InputError(f"{where}: must be a mapping with {KNOWN_FORMS}, not {quoted(row)}")
+    row = {key: value for key, value in row.items() if value is not None}
+    for key in ("video", "videos", "audio", "audios", "chosen"):
+        if row.get(key):
+            raise InputError(f"{where}: has {key}, whose tokens are not counted: write them to a file tokens,images")
+    turns = next((turns for form in ROW_FORMS if (turns := form(row, where)) is not None), None)
+    if turns is None:
+        raise InputError(f"{where}: must have {KNOWN_FORMS}, but has {quoted(', '.join(map(str, row)))}")
+    said = row.get("images", row.get("image", ()))
+    pictures = said if isinstance(said, (list, tuple)) else [said]
+    found = turns if isinstance(turns, Conversation) else _conversation(turns, where)
+    return _placed(replace(found, pictures=(*found.pictures, *pictures)), where)
+
+
+def _messages(row: Mapping[str, Any], where: str) -> Any:
+    return row.get("messages", row.get("conversations"))
+
+
+def _prompt(row: Mapping[str, Any], where: str) -> Any:
+    if "prompt" not in row or "completion" not in row:
+        return None
+    prompt, completion = row["prompt"], row["completion"]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Conversation(text=prompt + completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return [*prompt, *completion]
+    raise InputError(f"{where}: prompt and completion must both be texts, or both lists of messages")
+
+
+def _instruction(row: Mapping[str, Any], where: str) -> Any:
+    """Alpaca's form, and that of ms-swift. (LLaMA-Factory, data/converter.py, AlpacaDatasetConverter.)"""
+    asked, answer = (("instruction", "output") if "instruction" in row else ("query", "response"))
+    if asked not in row or answer not in row:
+        return None
+    turns = [("system", row["system"])] if row.get("system") else []
+    for pair in row.get("history") or ():
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise InputError(f"{where}: history must be a list of pairs, question and answer")
+        turns += [("user", pair[0]), ("assistant", pair[1])]
+    question = "\n".join(str(part) for part in (row[asked], row.get("input")) if part)
+    return [{"role": role, "content": text} for role, text in [*turns, ("user", question), ("assistant", row[answer])]]
+
+
+def _text(row: Mapping[str, Any], where: str) -> Any:
+    return Conversation(text=row["text"]) if isinstance(row.get("text"), str) else None
+
+
+ROW_FORMS = (_messages, _prompt, _instruction, _text)
+"""Functions that give a row's turns, or None if the row does not have their form."""
+
+
+def _conversation(turns: Any, where: str) -> Conversation:
+    if not isinstance(turns, (list, tuple)) or not turns:
+        raise InputError(f"{where}: must have a list of messages, not {quoted(turns)}")
+    messages, pictures = [], []
+    for turn in turns:
+        if not isinstance(turn, Mapping):
+            raise InputError(f"{where}: a message must be a mapping with role and content, not {quoted(turn)}")
+        role = turn.get("role", turn.get("from"))
+        role = ROLES.get(role, role) if isinstance(role, str) else role
+        if role not in KNOWN_ROLES:
+            raise InputError(f"{where}: role must be one of {', '.join([*KNOWN_ROLES, *ROLES])}, not {quoted(role)}")
+        parts: list[str | None] = []
+        content = turn.get("content", turn.get("value"))
+        for part in [content] if isinstance(content, str) else content or ():
+            if isinstance(part, str):
+                parts += _with_places(part)
+            elif isinstance(part, Mapping) and part.get("type") in PICTURE_TYPES:
+                parts.append(None)
+                pictures += [said for key in SAID_BY if (said := part.get(key))][:1]
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                parts.append(part["text"])
+            else:
+                raise InputError(f"{where}: a message has {quoted(part)}, which is neither a text nor a picture")
+        messages.append((role, tuple(parts)))
+    return Conversation(tuple(messages), tuple(pictures))
+
+
+def _with_places(text: str) -> Iterator[str | None]:
+    first, *others = text.split(MARKER)
+    yield from [first] if first or not others else []
+    for other in others:
+        yield None
+        yield from [other] if other else []
+
+
+def _placed(found: Conversation, where: str) -> Conversation:
+    """With a place for each picture: without any, all come first in the user's first message (TRL, data_utils.py)."""
+    places = sum(part is None for _, parts in found.messages for part in parts)
+    if not places and found.pictures:
+        users = [number for number, (role, _) in enumerate(found.messages) if role == "user"]
+        if not users:
+            raise InputError(f"{where}: has {len(found.pictures)} picture(s), but no message of the user")
+        messages = list(found.messages)
+        role, parts = messages[users[0]]
+        messages[users[0]] = role, (*[None] * len(found.pictures), *parts)
+        return replace(found, messages=tuple(messages))
+    if places != len(found.pictures):
+        raise InputError(f"{where}: has {len(found.pictures)} picture(s), but {places} place(s) for them ({MARKER})")
+    return found
