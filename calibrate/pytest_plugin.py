@@ -27,6 +27,8 @@ MARK = "limit_gpu_memory"
 REPORTS = "PEAKCAST_PYTEST_REPORTS"
 """Environment variable of the child process: the file that gets its reports, one JSON object a line."""
 GPU = "h100-80gb"
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""In the report of a test that ended with PyTorch's error."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,11 @@ def _reports(item: pytest.Item, mark: pytest.Mark) -> Iterator[pytest.TestReport
         report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
         if isinstance(report.longrepr, list):  # of a skipped test: JSON has no tuples
             report.longrepr = tuple(report.longrepr)
-        if report.when == "call" and report.passed and result and result.peak_reserved_bytes > limit.bytes:
-            report.outcome, report.longrepr = "failed", exceeded(result, limit)
+        if report.when == "call" and result:
+            if report.passed and result.peak_reserved_bytes > limit.bytes:
+                report.outcome, report.longrepr = "failed", exceeded(result, limit)
+            elif report.failed and result.out_of_memory and OUT_OF_MEMORY in str(report.longrepr):
+                report.longrepr = exhausted(result, limit)
         yield report
 
 
@@ -144,6 +149,17 @@ def exceeded(result: DryRun, limit: Limit) -> str:
     largest = sorted(result.factors.items(), key=lambda item: -item[1])[:3]
     factors = ", ".join(f"{name} {size_text(size)}" for name, size in largest if size)
     return f"{text}\n{at('peak', result.peak)}" + (f"\nheld there: {factors}" if factors else "")
+
+
+def exhausted(result: DryRun, limit: Limit) -> str:
+    """What a test asked for that its GPU does not have, beyond any limit."""
+    from calibrate.report.dryrun import at
+    from predictor.report.units import size_text
+
+    failed = result.out_of_memory[-1]
+    return (f"out of memory on an emulated {limit.gpu} of {size_text(result.capacity_bytes)}, with a limit of "
+            f"{size_text(limit.bytes)}: {size_text(failed.tried_to_allocate_bytes)} more were asked for when "
+            f"{size_text(failed.reserved_bytes)} were reserved\n{at('asked for', failed.where)}")
 
 
 def _failed(item: pytest.Item, when: Any, text: str) -> pytest.TestReport:

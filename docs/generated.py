@@ -1,8 +1,13 @@
-"""What the pages of the documentation take from the code, so that it cannot become stale. mkdocs calls the ``on_…``."""
+"""What the site has beyond ``docs/pages``: parts made from the code, pages that stand elsewhere. mkdocs calls ``on_…``.
+
+The pages can be read in the repository, too. So their links lead to files of the repository, and the site translates
+them. Where the site has a part made from the code, a page has a sentence that says where to find its content.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import textwrap
 from collections.abc import Iterable
@@ -18,6 +23,7 @@ from predictor.common.value_types import NotYetSupported, thaw
 from predictor.workload.keys import KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "pages"
 ELSEWHERE = {f"evidence/{path.name}": path for path in sorted((ROOT / "profiles" / "pages").iterdir())} | {
     "reference/security.md": ROOT / "docs" / "SECURITY.md", "changes.md": ROOT / "CHANGELOG.md"}
 """Pages and pictures of the site that stand elsewhere, such as the tables that ``scripts/`` make."""
@@ -32,22 +38,49 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Puts each part in the place of its mark."""
-    for name, part in PARTS.items():
-        if mark(name) in markdown:
-            markdown = markdown.replace(mark(name), part())
-    return markdown
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The text of a page of the site, with the parts made from the code and the site's own links."""
+    return with_links_of_the_site(with_parts(markdown), Path(page.file.abs_src_path))
+
+
+def with_parts(markdown: str) -> str:
+    """Puts each part made from the code in the place of the sentence that stands for it in the repository."""
+    return PART.sub(lambda found: PARTS[found["name"]](), markdown)
+
+
+PART = re.compile(r"^<!-- generated: (?P<name>.+?) -->\n(?P<sentence>.+?)\n<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def with_links_of_the_site(markdown: str, file: Path) -> str:
+    """Makes links between files of the repository links between pages of the site. Code is left alone.
+
+    Args:
+        file: the file in the repository that has the text.
+    """
+    def translated(found: re.Match[str]) -> str:
+        path, anchor = found["path"], found["anchor"] or ""
+        page = site_page((file.parent / path).resolve()) if path and "://" not in path else None
+        if page is None:
+            return found[0]
+        return f"]({Path(os.path.relpath(page, Path(str(site_page(file))).parent)).as_posix()}{anchor})"
+
+    return LINK_OR_CODE.sub(lambda found: translated(found) if found["path"] is not None else found[0], markdown)
+
+
+LINK_OR_CODE = re.compile(r"^```.*?^```$|`[^`\n]+`|\]\((?P<path>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)",
+                          re.MULTILINE | re.DOTALL)
+
+
+def site_page(file: Path) -> str | None:
+    """The page or picture that a file of the repository is in the site; None if it is not there."""
+    if file.is_relative_to(PAGES):
+        return file.relative_to(PAGES).as_posix()
+    return next((page for page, path in ELSEWHERE.items() if path == file), None)
 
 
 def on_page_content(html: str, **_: Any) -> str:
     """Marks options, which browsers would break behind their hyphens."""
     return re.sub(r"<code>(-[^<\s]{1,40})</code>", r'<code class="option">\1</code>', html)
-
-
-def mark(name: str) -> str:
-    """The line of a page that a generated part replaces."""
-    return f"<!-- generated: {name} -->"
 
 
 def commands() -> str:
@@ -150,7 +183,7 @@ def emulated_jobs() -> str:
                 if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) >= 8
                 and re.match(r"[+-]\d", cells[3]) and re.search(has, cells[1])]
         worst = [max(abs(_number(cells[at + 1]) / _number(cells[at])) for cells in jobs) for at in (2, 4, 6)]
-        rows.append((f"[{title}]({page}.md)", str(len(jobs)), *map(_share, worst),
+        rows.append((f"[{title}](../../../profiles/pages/{page}.md)", str(len(jobs)), *map(_share, worst),
                      f"`python scripts/check.py {page}`"))
     return table(("jobs on the emulated H100", "number", "requested off by at most", "allocated", "reserved",
                   "made by"), rows)

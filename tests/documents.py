@@ -11,6 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
 FILES = [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
+LINKED = [*FILES, *(ROOT / file for file in ("CHANGELOG.md", "CONTRIBUTING.md", "docs/SECURITY.md")),
+          *sorted((ROOT / "profiles" / "pages").glob("*.md"))]
+"""Every file whose links are followed."""
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<content>.*?)\n?^```$|^(?P<heading>#+) (?P<text>[^\n]+)$",
                    re.MULTILINE | re.DOTALL)
 RECORDED = 'title="recorded'
@@ -69,9 +72,15 @@ def missing(shown: str, printed: str) -> list[str]:
 
 
 def python(file: Path) -> list[str]:
-    """The Python of a page that stands there in full."""
+    """The Python of a page, without files of ``docs/examples``."""
     return [block["content"] for block in BLOCK.finditer(file.read_text())
-            if block["language"] == "python" and "--8<--" not in block["content"]]
+            if block["language"] == "python" and not block["title"]]
+
+
+def example_files(file: Path) -> list[tuple[str, str]]:
+    """The files that a page shows: path in the repository, and the content that the page has."""
+    return [(found[1], block["content"]) for block in BLOCK.finditer(file.read_text())
+            if block["title"] and (found := re.fullmatch(r' title="(docs/examples/\S+)"', block["title"]))]
 
 
 def lines(content: str) -> list[str]:

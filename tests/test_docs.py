@@ -66,23 +66,33 @@ def test_scripts_and_checks_exist(file: Path):
     assert set(re.findall(r"scripts/check\.py ([a-z]\w+)", text)) <= checks
 
 
-@pytest.mark.parametrize("file", FILES, ids=documents.name)
-def test_every_link_leads_to_a_page_and_a_heading(file: Path):
+@pytest.mark.parametrize("file", documents.LINKED, ids=documents.name)
+def test_every_link_leads_to_a_file_of_the_repository_and_a_heading(file: Path):
     for link in documents.links(file):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
         target = file if not path else (file.parent / path).resolve()
-        target = MADE.get(target, target)
         assert target.exists(), link
-        assert not anchor or anchor in documents.anchors(target.read_text()) | made_anchors(target), link
+        assert not anchor or anchor in documents.anchors(target.read_text()), link
 
 
-def made_anchors(target: Path) -> set[str]:
-    """The anchors of the parts of a page that the site puts there."""
-    text = target.read_text()
-    return set().union(*(documents.anchors(part()) for name, part in generated.PARTS.items()
-                         if generated.mark(name) in text))
+@pytest.mark.parametrize("page, link, of_the_site", [
+    ("how-to/course.md", "[a](../../../profiles/pages/course.md#b)", "[a](../evidence/course.md#b)"),
+    ("evidence/index.md", "[`a`](../../../profiles/pages/course.md)", "[`a`](course.md)"),
+    ("index.md", "[a](../SECURITY.md)", "[a](reference/security.md)"),
+    ("../SECURITY.md", "[a](../profiles/pages/attack.md)", "[a](../evidence/attack.md)"),
+    ("../../CHANGELOG.md", "[a](docs/pages/how-to/plan.md)", "[a](how-to/plan.md)"),
+    ("index.md", "`[a](../SECURITY.md)`", "`[a](../SECURITY.md)`"),
+    ("index.md", "[a](#b)", "[a](#b)"), ("index.md", "[a](https://b/c)", "[a](https://b/c)")])
+def test_the_site_translates_links_to_files_of_the_repository(page, link, of_the_site):
+    assert generated.with_links_of_the_site(link, (PAGES / page).resolve()) == of_the_site
+
+
+@pytest.mark.parametrize("page, path, shown", [(documents.name(file), *example) for file in FILES
+                                               for example in documents.example_files(file)])
+def test_a_page_shows_an_example_as_it_is(page, path, shown):
+    assert shown + "\n" == (ROOT / path).read_text()
 
 
 @pytest.mark.parametrize("page, code", [(documents.name(file), code) for file in FILES
@@ -106,7 +116,11 @@ def test_every_page_is_in_the_navigation():
 
 @pytest.mark.parametrize("name", generated.PARTS)
 def test_every_generated_part_stands_in_one_page(name: str):
-    assert sum(generated.mark(name) in file.read_text() for file in FILES) == 1
+    assert sum(name == found["name"] for file in FILES for found in generated.PART.finditer(file.read_text())) == 1
+
+
+def test_the_sentence_that_stands_for_a_part_is_not_in_the_site():
+    assert "The built site" not in generated.with_parts((PAGES / "reference/supported.md").read_text())
 
 
 def test_the_reference_has_every_command_and_every_key():

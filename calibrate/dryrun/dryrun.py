@@ -203,7 +203,8 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
     program = shutil.which(command[0], path=path) if command else None
     if program is None:
         raise InputError(f"command not found: {quoted(command[0]) if command else 'give one after --'}")
-    interpreter = _interpreter_of(program, path)
+    of_command = _interpreter_of(program, path)
+    interpreter = of_command if of_command and has_torch(of_command) else sys.executable
     if release(version := find_torch(interpreter).version) < OLDEST_TORCH:
         raise InputError(f"PyTorch {version} does not load what watches a dry run: use "
                          f"{'.'.join(map(str, OLDEST_TORCH[:2]))} or later, or peakcast measure")
@@ -216,7 +217,13 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         if world_size is not None:
             changes |= variables(rank, world_size)
         code = _run([program, *command[1:]], {**os.environ, **changes}, streams, Path(directory))
-        return _result(Path(directory), settings, command, code, snapshot)
+        try:
+            return _result(Path(directory), settings, command, code, snapshot)
+        except NoGpuUsed as error:
+            if of_command in (None, interpreter):
+                raise
+            raise NoGpuUsed(f"{error}; {of_command} has no PyTorch: run pip install 'peakcast[calibrate]' there, or "
+                            "give a Python that has it") from None
 
 
 def _autoloads(torch: str) -> list[str]:
@@ -225,16 +232,12 @@ def _autoloads(torch: str) -> list[str]:
     return [*by_site, str(AUTOLOAD)]
 
 
-def _interpreter_of(program: str, path: str) -> str:
-    """The Python that a program is or that its first line names. A shell script's is the first on the path.
-
-    This process's interpreter takes the place of one without PyTorch.
-    """
+def _interpreter_of(program: str, path: str) -> str | None:
+    """The Python that a program is or that its first line names. A shell script's is the first on the path."""
     with open(program, "rb") as stream:
         first = stream.readline(1000)
     words = [program, *(first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []), "python"]
-    found = shutil.which(next(word for word in words if os.path.basename(word).startswith("python")), path=path)
-    return found if found and has_torch(found) else sys.executable
+    return shutil.which(next(word for word in words if os.path.basename(word).startswith("python")), path=path)
 
 
 def _run(command: Sequence[str], variables: dict[str, str], streams: Streams, directory: Path) -> int:

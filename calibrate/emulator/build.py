@@ -70,8 +70,11 @@ def find_torch(interpreter: str = sys.executable) -> Torch:
     """
     found = _installed(interpreter)
     if not found:
-        place = "here" if interpreter == sys.executable else f"in the environment of {interpreter}"
-        raise InputError(f"PyTorch is not installed {place}: pip install torch (a CUDA build)")
+        if interpreter == sys.executable:
+            raise InputError("PyTorch is not installed here: pip install 'peakcast[calibrate]' (with a CUDA build of "
+                             "torch)")
+        raise InputError(f"PyTorch is not installed in the environment of {interpreter}: pip install torch (a CUDA "
+                         "build)")
     if not found["cuda"] or not found["has_kernels"]:
         raise InputError(
             f"PyTorch {found['version']} is a CPU-only build; the emulated GPU runs the CUDA code "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from predictor.commands import output, registry
+from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.model.models import known_names
 
 EXAMPLES = """examples:
   peakcast completion bash -o ~/.local/share/bash-completion/completions/peakcast
@@ -40,5 +42,16 @@ def run(arguments: argparse.Namespace) -> int:
         for action in commands.add_parser(name, parents=[parser], add_help=False, help=summary)._actions:
             if action.metavar in ("FILE", "DIR", "PATH"):
                 action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+            action.choices = action.choices or _values(action)
     output.emit(arguments.output, shtab.complete(whole, arguments.shell) + "\n")
     return 0
+
+
+def _values(action: argparse.Action) -> tuple[str, ...] | None:
+    """The values that a shell proposes for an argument: names that are known, though others are taken, too."""
+    if action.dest == "model":
+        return known_names()
+    if action.dest in ("gpu", "also_gpu"):
+        return tuple(gpus.GPUS)
+    listed = str(action.metavar)
+    return tuple(listed[1:-1].split(",")) if listed.startswith("{") and listed.endswith("}") else None

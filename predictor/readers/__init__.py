@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -28,7 +29,7 @@ from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.own_directory import in_directory
 from predictor.readers.own_files import files, written
 from predictor.readers.own_words import OwnWords
-from predictor.readers.reading import Format
+from predictor.readers.reading import Format, Reading, UnknownKeys
 from predictor.readers.user_input import UserInput
 from predictor.workload.value_sources import Source
 
@@ -130,16 +131,28 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
     if name is not None and name not in FORMATS:
         raise InputError(f"--from-format {quoted(name)}: known are {', '.join(FORMATS)}{nearest(name, FORMATS)}")
     keys = {key.replace("-", "_") for key in user_input.values}
+    unknown_of = partial(_unknown_flags, user_input)
     for candidate, module in FORMATS.items():
         form: Format = import_module(module).FORMAT
         if candidate == name or (name is None and keys & form.marks and _may_be(candidate, user_input)):
             if candidate == "transformers":
-                trainer_detection.check(user_input, by_user=by_user)
+                trainer_detection.check(user_input, by_user=by_user, unknown_of=unknown_of)
             else:
                 trainer_detection.check_of_format(candidate, user_input)
             return form
-    trainer_detection.check(user_input, by_user=by_user)
+    trainer_detection.check(user_input, by_user=by_user, unknown_of=unknown_of)
     raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
+
+
+def _unknown_flags(user_input: UserInput, name: str) -> Sequence[str]:
+    """The flags of a command that a format does not know."""
+    try:
+        Reading(import_module(FORMATS[name]).FORMAT, user_input)
+    except UnknownKeys as error:
+        return error.names
+    except InputError:  # said when the command is read in that format
+        pass
+    return ()
 
 
 def _may_be(name: str, user_input: UserInput) -> bool:

@@ -67,6 +67,21 @@ def _names() -> Mapping[str, frozenset[str]]:
     return {name: frozenset(" ".join(lines).split()) for name, lines in json.loads(text).items()}
 
 
+BY_OPTIONS = "by options such as --recipe"
+
+
+class UnknownKeys(InputError):
+    """A configuration has keys that its format does not know.
+
+    Attributes:
+        names: the keys as messages call them.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class Reading:
     """A configuration while it is turned into a workload.
 
@@ -80,6 +95,7 @@ class Reading:
         rows: key of the workload -> value with its origin.
         unread: keys without effect on memory.
         foreign: flags that only the user's own script knows.
+        unknown: keys that the format does not have and the script cannot have -> the known key that they may mean.
         left_open: keys that a shell leaves open and an option of peakcast sets.
         applied: keys of the workload whose options the rules have used, so that they do not replace the values.
     """
@@ -94,6 +110,7 @@ class Reading:
         self.notes: list[Note] = []
         self.unread: list[str] = []
         self.foreign: list[str] = []
+        self.unknown: dict[str, str] = {}
         self.left_open: dict[str, Value] = {}
         self.applied: set[str] = set()
         if len(user_input.values) > MOST_KEYS:
@@ -101,6 +118,8 @@ class Reading:
                              f"{MOST_KEYS:,}")
         for name, item in user_input.values.items():
             self._take(name.replace("-", "_") if user_input.flags else name, item)
+        if self.unknown:
+            raise self._unknown_keys()
 
     def __getitem__(self, name: str) -> Any:
         given = self.values.get(name)
@@ -259,8 +278,22 @@ class Reading:
         names = {*self.form.fields, *self.form.without_effect, *self.form.renamed}
         hint = nearest(name, names)
         if not self.form.open or not self.input.flags or "did you mean" in hint and _is_slip(name, hint, names):
-            raise InputError(f"{self.place(name)}: {self.form.framework.partition(' (')[0]} has no such key{hint}")
-        self.foreign.append(f"--{name}")
+            self.unknown[name] = hint
+        else:
+            self.foreign.append(f"--{name}")
+
+    def _unknown_keys(self) -> UnknownKeys:
+        """An error that names all unknown keys at once, so that nobody corrects one to meet the next."""
+        framework = self.form.framework.partition(" (")[0]
+        (first, hint), *others = self.unknown.items()
+        if not others:
+            text = f"{self.place(first)}: {framework} has no such key{hint}"
+        else:
+            more = "".join(f", {self.called(name)}{also}" for name, also in others)
+            text = f"{self.place(first)}{hint}{more}: {framework} has no such keys"
+        if self.input.flags and not self.form.open:
+            text += f": leave out what is the script's own, and say what it does {BY_OPTIONS}"
+        return UnknownKeys(text, tuple(map(self.called, self.unknown)))
 
     def _from_option(self, name: str, known: Field, left: str) -> Any:
         """The value that an option of peakcast gives in place of ``left``, which the shell leaves open."""

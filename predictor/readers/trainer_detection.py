@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from predictor.common.errors import NotPredicted
 from predictor.common.suggestions import quoted
+from predictor.readers.reading import BY_OPTIONS
 from predictor.readers.user_input import UserInput
 
 
@@ -122,11 +123,12 @@ def check_of_format(name: str, user_input: UserInput) -> None:
         raise NotPredicted(f"{user_input.name}: {what} trains with {who}: {INSTEAD}")
 
 
-def check(user_input: UserInput, *, by_user: bool) -> None:
+def check(user_input: UserInput, *, by_user: bool, unknown_of: Callable[[str], Sequence[str]]) -> None:
     """Rejects a script, or options, of another trainer.
 
     Args:
         by_user: true if the user chose the format. TRL's own files are rejected even then.
+        unknown_of: finds the flags that a format of that name does not know, so that one message names all of them.
 
     Raises:
         InputError: names the sign that the trainer was recognised by, and what to do.
@@ -137,7 +139,12 @@ def check(user_input: UserInput, *, by_user: bool) -> None:
         return
     what, who = recognised
     form = TRAINERS[who].form
-    to_do = f"add --from-format {form}, which reads it" if form else INSTEAD
+    to_do = INSTEAD
+    if form:
+        unknown = ", ".join(unknown_of(form)) if user_input.flags else ""
+        to_do = f"add --from-format {form}, which reads it"
+        if unknown:
+            to_do += f" without the script's own {unknown} (leave them out, and say what they do {BY_OPTIONS})"
     raise NotPredicted(f"{user_input.name}: {what} trains with {who}: {to_do}{'' if of_trl else ALL_THE_SAME}")
 
 

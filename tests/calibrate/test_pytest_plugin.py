@@ -43,6 +43,13 @@ def test_above():
     step()
 
 
+@LIMITED
+def test_beyond_the_gpu():
+    import torch
+
+    torch.empty(50 << 30, dtype=torch.uint8, device="cuda")
+
+
 @pytest.fixture
 def one():
     return 1
@@ -103,7 +110,8 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 @needs_emulator
 @pytest.mark.parametrize("name, kind", [
-    ("test_below", "passed"), ("test_above", "failure"), ("test_assertion", "failure"), ("test_skipped", "skipped"),
+    ("test_below", "passed"), ("test_above", "failure"), ("test_beyond_the_gpu", "failure"),
+    ("test_assertion", "failure"), ("test_skipped", "skipped"),
     ("test_misspelled", "error"), ("test_unmarked", "passed")])
 def test_each_test_has_its_own_outcome(name, kind, outcomes):
     assert outcomes[name][0] == kind
@@ -122,6 +130,14 @@ def test_pytests_summary_has_one_line_that_says_so(project):
     [line] = [line for line in project[1].splitlines() if line.startswith("FAILED test_step.py::test_above")]
     assert re.fullmatch(r"FAILED test_step.py::test_above - reserved \S+ MiB on an emulated h100-80gb, over its limit of "
                         r"100.00 MiB", line)
+
+
+@needs_emulator
+def test_what_no_gpu_has_is_one_line_instead_of_a_traceback(project, outcomes):
+    [line] = [line for line in project[1].splitlines() if line.startswith("FAILED test_step.py::test_beyond_the_gpu")]
+    assert line.endswith(" - out of memory on an emulated a100-40gb of 39.39 GiB, with a limit of 1.00 GiB: 50.00 GiB more "
+                         "were asked for when 0 B were reserved")
+    assert "Traceback" not in outcomes["test_beyond_the_gpu"][1]
 
 
 @needs_emulator

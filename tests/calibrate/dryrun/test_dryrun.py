@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import venv
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,13 @@ def test_bad_input_is_one_clear_line(capsys, arguments, expected):
     assert main(["dryrun", *arguments]) == 2
     message = capsys.readouterr().err.strip()
     assert "\n" not in message and expected in message
+
+
+def test_a_python_without_torch_is_told_what_to_install(tmp_path, capsys):
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare/bin/python")
+    assert main(["dryrun", "--", python, "-c", "pass"]) == 2
+    assert f"{python} has no PyTorch: run pip install 'peakcast[calibrate]' there" in capsys.readouterr().err
 
 
 def test_a_process_that_no_dry_run_started_is_left_alone(monkeypatch):

@@ -23,5 +23,6 @@ def test_a_job_without_torch_is_one_line(words, tmp_path):
     found = subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True,
                            env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "peakcast: error: PyTorch is not installed here: pip install torch (a CUDA build)\n"
+    assert found.stderr == ("peakcast: error: PyTorch is not installed here: pip install 'peakcast[calibrate]' (with a CUDA "
+                            "build of torch)\n")
     assert not list(tmp_path.iterdir())

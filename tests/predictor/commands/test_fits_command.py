@@ -140,20 +140,33 @@ def test_outside_a_repository_git_says_so(tmp_path, monkeypatch, capsys):
     assert "not a git repository" in capsys.readouterr().err
 
 
-def run_action(repository: Path, tmp_path: Path, base: str) -> tuple[int, str, str, str]:
-    """Runs the steps of the action as GitHub's runner does: exit code of the check, its text, summary, and comment."""
+GH = """
+case "$*" in
+    *--jq*) echo "$FOUND" ;;
+    *) echo "$@" | sed "s|$RUNNER_TEMP/||"; cat "$RUNNER_TEMP/comment.md" ;;
+esac
+"""
+"""Stands for GitHub's program: finds the comment FOUND, and prints its arguments and the body of what it writes."""
+
+
+def run_action(repository: Path, tmp_path: Path, base: str, found: str = "") -> tuple[int, str, str, str]:
+    """Runs the steps of the action as GitHub's runner does: exit code of the check, its text, summary, and comment.
+
+    ``found`` is the number of the comment that an earlier run wrote.
+    """
     action = yaml.safe_load((ROOT / ".github" / "actions" / "fits" / "action.yml").read_text())
     temp = tmp_path / "runner"
     programs = temp / "peakcast" / "bin"
     programs.mkdir(parents=True)
     call = "import sys; from predictor.cli import main; sys.exit(main())"
-    for name, body in {"peakcast": f'exec {sys.executable} -c "{call}" "$@"', "gh": 'cat "${@: -1}"'}.items():
+    for name, body in {"peakcast": f'exec {sys.executable} -c "{call}" "$@"', "gh": GH}.items():
         program = programs / name
         program.write_text(f"#!/bin/bash\n{body}\n")
         program.chmod(0o755)
     summary = temp / "summary.md"
     env = os.environ | {"RUNNER_TEMP": str(temp), "GITHUB_STEP_SUMMARY": str(summary), "FILES": "configs/*.yaml",
-                        "GPU": "a100-40gb", "OPTIONS": "", "BASE": base, "NUMBER": "7", "PYTHONPATH": str(ROOT),
+                        "GPU": "a100-40gb", "OPTIONS": "", "BASE": base, "NUMBER": "7",
+                        "GITHUB_REPOSITORY": "somebody/something", "FOUND": found, "PYTHONPATH": str(ROOT),
                         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     check, comment = (subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=env, cwd=repository, text=True,
                                      capture_output=True) for step in action["runs"]["steps"][2:])
@@ -168,8 +181,14 @@ def test_the_action_fails_with_one_line_and_comments_what_changed(repository, tm
     code, text, summary, comment = run_action(repository, tmp_path, "main")
     assert (code, text.count("\n")) == (1, 1)
     assert "does not fit a100-40gb" in text
-    assert comment == summary
+    assert comment == ("api --silent --method POST repos/somebody/something/issues/7/comments -F body=@comment.md\n"
+                       f"<!-- peakcast fits -->\n{summary}")
     assert "| ❌ | `configs/job.yaml` | a100-40gb | 47.75 GiB reserved of 39.39 GiB | +10.78 GiB" in comment
+
+
+def test_the_action_edits_its_own_comment(repository, tmp_path):
+    comment = run_action(repository, tmp_path, "", found="31")[3]
+    assert comment.startswith("api --silent --method PATCH repos/somebody/something/issues/comments/31 ")
 
 
 def test_the_action_installs_the_repository_that_it_is_in():

@@ -29,7 +29,8 @@ def test_a_schema_goes_to_a_file_that_is_not_overwritten(tmp_path, capsys):
 
 @pytest.mark.parametrize("words, completed", [
     (["plan", "--zer"], {"--zero-grad", "--zero-stage"}), (["expl"], {"explain", "explore"}),
-    (["schema", "wor"], {"workload"})])
+    (["schema", "wor"], {"workload"}), (["predict", "--gpu", "a100"], {"a100-40gb", "a100-80gb"}),
+    (["predict", "--recipe", "l"], {"lora"}), (["predict", "llava-1.5"], {"llava-1.5-7b", "llava-1.5-13b"})])
 def test_bash_completes_commands_options_and_values(words, completed, tmp_path, capsys):
     script = tmp_path / "peakcast.bash"
     assert main(["completion", "bash", "-o", str(script)]) == 0

@@ -347,3 +347,16 @@ def test_any_file_is_read_or_is_one_line(tmp_path, document):
         Workload.from_mapping(read(path)[0])
     except InputError as error:
         assert "\n" not in str(error)
+
+
+OWN_OF_SFT = ["python", "sft.py", "--model_name_or_path", "Qwen/Qwen3-8B", "--my_own", "3", "--use_lora", "True"]
+
+
+def test_the_first_message_about_a_script_of_trl_names_all_flags_of_its_own():
+    assert ("add --from-format trl, which reads it without the script's own --my_own, --use_lora (leave them out, and say "
+            "what they do by options such as --recipe)") in error_of(words=OWN_OF_SFT)
+
+
+def test_all_unknown_flags_are_named_at_once():
+    assert ('--my_own, --use_lora (did you mean "use_rslora"?): TRL 1.16 has no such keys: leave out what is the script\'s '
+            "own, and say what it does by options such as --recipe") in error_of(words=OWN_OF_SFT, form="trl")
