@@ -4,11 +4,11 @@
     python scripts/check.py plan                 # six plans, four jobs each: a quarter of an hour
     python scripts/check.py plan --table-only    # the saved results
 
-No GPU is needed. A plan leaves room for memory outside PyTorch's allocator (CUDA context, NCCL, libraries). The
-emulated GPU has none of that. So two jobs run with that much less memory: the largest batch of the proposed setting
-that surely fits, which must survive, and one sample more, which must die. Two jobs run with all memory: the proposed
-batch, which must survive, and the first batch that would not fit even without that room, which must die. Each runs as
-the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line per plan, with its date
+No GPU is needed. A plan leaves room for memory outside PyTorch's allocator (CUDA context, NCCL, libraries), which lies
+in a range. The emulated GPU has none of that. So two jobs run with the most of it taken away: the largest batch of the
+proposed setting that surely fits, which must survive, and one sample more, which must die. The proposed batch runs
+with all memory, and must survive. The first batch that does not fit runs with the least of it taken away, and must
+die. Each runs as the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line per plan, with its date
 and the seconds that planning took. Plans in that file are not made again.
 """
 
@@ -74,10 +74,10 @@ def batches(best: Configuration, largest: int) -> Iterator[dict[str, Any]]:
     job = prepare(at(largest))
     whole = job.workload.capacity
     assert whole is not None  # every plan of the list is for a known GPU
-    share, _ = job.margin.limits(whole)
+    share, at_best = job.margin.limits(whole)
     too_large = next(size for size in count(largest + 1) if prepare(at(size)).judge().verdict == "does_not_fit")
     for name, batch, capacity in (("proposed", best.candidate.batch, whole), ("largest", largest, share),
-                                  ("next", largest + 1, share), ("too large", too_large, whole)):
+                                  ("next", largest + 1, share), ("too large", too_large, at_best or whole)):
         record = measuring.measure(at(batch).replace(capacity_bytes=capacity), device=MeasuredOn.EMULATED)
         died = record.job.out_of_memory
         print(f"{best.setting.name}, {name} batch {batch}: {'died' if died else 'survived'}", file=sys.stderr)

@@ -168,8 +168,10 @@ def _conversation(turns: Any, where: str) -> Conversation:
         if role not in KNOWN_ROLES:
             raise InputError(f"{where}: role must be one of {', '.join([*KNOWN_ROLES, *ROLES])}, not {quoted(role)}")
         parts: list[str | None] = []
-        content = turn.get("content", turn.get("value"))
-        for part in [content] if isinstance(content, str) else content or ():
+        content = turn.get("content", turn.get("value")) or ()
+        if not isinstance(content, (str, list, tuple)):
+            raise InputError(f"{where}: a message must be a text or a list of parts, not {quoted(content)}")
+        for part in [content] if isinstance(content, str) else content:
             if isinstance(part, str):
                 parts += _with_places(part)
             elif isinstance(part, Mapping) and part.get("type") in PICTURE_TYPES:

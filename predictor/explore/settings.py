@@ -152,9 +152,9 @@ def find(workload: Workload, degrees: Sequence[int], progress: Progress | None =
     for gpu in _gpus(found.base):
         _add_gpu(found, gpu, degrees, progress)
     found.left_out |= {", ".join(dict.fromkeys(labels)) + where: UNSHIPPED for where, labels in found.unshipped.items()}
-    if len(found.gpus) > 1 and any(ENGINES[controls.engine.engine].chosen_by for controls in found.jobs):
-        found.left_out["the temporaries of DeepSpeed's gradient norms on each GPU"] = (
-            f"they are those of {found.base.gpu}; on others they are some KB more or less, in the optimizer step only")
+    if len(found.gpus) > 1 and not {controls.engine.engine for controls in found.jobs} <= {"torch", "ddp"}:
+        found.left_out["the temporaries of DeepSpeed's gradient norms and of FSDP2's copies on each GPU"] = (
+            f"they are those of {found.base.gpu}; on others they are some KB more or less")
     own = engine_of(found.base)
     if not any(controls.engine == own for controls in found.jobs):
         raise InputError(f"explore: {found.left_out[own.label]}")

@@ -76,7 +76,8 @@ def _once(given: Input, directory: Path) -> Judgement:
     finally:
         seconds = time.perf_counter() - start
         os.chdir(before)
-    problem = problem or _left(given, directory)
+    left = _left(given, directory)
+    problem = problem or left
     return Judgement(problem, refused, seconds, peak_bytes())
 
 

@@ -53,7 +53,7 @@ def snapshots(draw: st.DrawFn) -> Input:
             allocator.free(blocks.pop(draw(st.integers(0, len(blocks) - 1))))
     document = draw(values.changed(allocator.snapshot(), 2))
     if values.seldom(draw, 15) and isinstance(document, dict):  # a few bytes that stand for many entries
-        document["device_traces"] = [[{"action": "alloc", "addr": 1, "size": 1, "stream": 0}] * draw(st.sampled_from((1, 3_000)))] * 1_000
+        document["device_traces"] = [[{"action": "alloc", "addr": 1, "size": 1, "stream": 0}] * draw(st.sampled_from((1, 10_000)))] * 1_000
     content = pickle.dumps(document, protocol=draw(st.integers(0, 5)))
     content = draw(values.damaged(content))
     content = draw(st.sampled_from((bytes, bytes, bytes, lzma.compress, gzip.compress, bz2.compress)))(content)

@@ -26,10 +26,12 @@ from calibrate.regression import files
 from predictor import cli
 from predictor.answer.predict import predict
 from predictor.answer.prediction import Prediction
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.value_types import thaw
 from predictor.events.events import Moment
 from predictor.formula import store
+from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +183,14 @@ def capacities(found: Round, job: Workload, prediction: Prediction, draw: random
             verdicts.append((limit, VERDICTS.index(judged.verdict or "fits"), other))
     verdicts.sort(key=lambda row: row[0])
     for (_, lower, one), (_, upper, two) in zip(verdicts, verdicts[1:]):
-        found.check("a larger capacity has no worse verdict", lower <= upper, one, two, verdicts=(VERDICTS[lower], VERDICTS[upper]))
+        found.check("a larger capacity has no worse verdict, but where less makes PyTorch empty its cache", lower <= upper or _empties_cache(one),
+                    one, two, verdicts=(VERDICTS[lower], VERDICTS[upper]))
+
+
+def _empties_cache(job: Workload) -> bool:
+    """Whether the driver refuses memory, so that PyTorch empties its cache, with which a job may survive that dies with more memory."""
+    with store.existing_only():
+        return dispatch.prepare(job).judge().simulation.refused
 
 
 def same(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
@@ -253,8 +262,21 @@ def page(number: int) -> Round:
     found = Round(models={scripts.MODEL})
     for setting in scripts.settings(10 * (number + 1))[-10:]:
         answer, expected = scripts.scripts()(scripts.ANSWER, setting), scripts.predicted(setting)
-        found.check("the page answers as Python does", answer == {name: expected[name] for name in answer}, scripts.asked(setting))
+        found.check("the page answers as Python does", _says_the_same(answer, expected, setting["gpu"]), scripts.asked(setting))
     return found
+
+
+FEW_BYTES = 64 << 10
+"""Most by which moments may differ on other GPUs than the page's own, for which engines' own temporaries are composed."""
+
+
+def _says_the_same(answer: dict, expected: dict, gpu: str) -> bool:
+    """Whether an answer of the page is Python's, but for what the page says that it leaves out."""
+    few = 0 if gpu == gpus.DEFAULT else FEW_BYTES
+    for moment, point in answer["moments"].items():
+        point["requested_bytes"] += next((
+            by for by in [expected["moments"][moment]["requested_bytes"] - point["requested_bytes"]] if abs(by) <= few), 0)
+    return answer == {name: expected[name] for name in answer}
 
 
 def reader(number: int) -> Round:
