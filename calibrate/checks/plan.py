@@ -8,8 +8,8 @@ No GPU is needed. A plan leaves room for memory outside PyTorch's allocator (CUD
 in a range. The emulated GPU has none of that. So two jobs run with the most of it taken away: the largest batch of the
 proposed setting that surely fits, which must survive, and one sample more, which must die. The proposed batch runs
 with all memory, and must survive. The first batch that does not fit runs with the least of it taken away, and must
-die. Each runs as the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line per plan, with its date
-and the seconds that planning took. Plans in that file are not made again.
+die. Each runs as the rank with the highest predicted peak. Results go to profiles/evidence/plan.jsonl, one line per
+plan, with its date and the seconds that planning took. Plans in that file are not made again.
 """
 
 from __future__ import annotations
