@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import file_name, quoted
@@ -223,6 +225,9 @@ def given(arguments: argparse.Namespace) -> Given:
             return name
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
+    if arguments.gpu is not None and (others := gpus.of_other_sizes(arguments.gpu)):
+        print(f"peakcast: --gpu {arguments.gpu} is taken as {values['gpu']}; there is also "
+              f"{', '.join(gpu.name for gpu in others)}", file=sys.stderr)
     return Given(values, frozenset(from_options), label, arguments.source)
 
 

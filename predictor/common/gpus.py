@@ -121,6 +121,17 @@ ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "
                "4070-ti": "rtx-4070-ti", "3090": "rtx-3090", "3080": "rtx-3080", "3060": "rtx-3060"}
 
 
+def of_other_sizes(name: str) -> tuple[Gpu, ...]:
+    """The GPUs with more or less memory that a name may mean, too, such as "a100" those of 40 GB.
+
+    Raises:
+        InputError: no such GPU is known.
+    """
+    meant, stem = find(name), re.sub(r"[\s_]+", "-", name.strip().lower())
+    return tuple(gpu for gpu in TABLE if re.fullmatch(rf"{re.escape(stem)}-\d+gb", gpu.name)
+                 and not are_alike(gpu.capacity_bytes, meant.capacity_bytes) and stem != meant.name)
+
+
 def as_large(capacity_bytes: int) -> tuple[Gpu, ...]:
     """The GPUs whose memory is within one percent of so many bytes, the nearest first.
 

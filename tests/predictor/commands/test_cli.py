@@ -187,3 +187,10 @@ def test_an_interrupt_is_quiet(monkeypatch, capsys):
     monkeypatch.setattr("predictor.answer.predict.predict", predict)
     assert main(["predict", *ENOUGH]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_gpu_whose_memory_the_name_leaves_open_is_said(capsys):
+    words = ["predict", "llava-1.5-7b", "--sequence-length", "1024", "--per-device-train-batch-size", "1", "--gpu"]
+    assert main([*words, "a100"]) == 0
+    assert "--gpu a100 is taken as a100-80gb; there is also a100-40gb" in capsys.readouterr().err
+    assert main([*words, "a100-80gb"]) == 0 and capsys.readouterr().err == ""

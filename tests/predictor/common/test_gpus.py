@@ -3,7 +3,7 @@
 import pytest
 
 from predictor.common.errors import InputError
-from predictor.common.gpus import TABLE, find
+from predictor.common.gpus import TABLE, find, of_other_sizes
 
 
 @pytest.mark.parametrize("spelling, name", [
@@ -30,3 +30,10 @@ def test_the_driver_offers_less_than_the_label_says(gpu):
 @pytest.mark.parametrize("gpu", TABLE, ids=lambda gpu: gpu.name)
 def test_a_capacity_has_a_source_or_is_called_assumed(gpu):
     assert gpu.source.startswith("https://") if gpu.measured else gpu.source.startswith("assumed")
+
+
+@pytest.mark.parametrize("name, others", [
+    ("a100", ["a100-40gb"]), ("A100", ["a100-40gb"]), ("v100", ["v100-16gb"]), ("h100", ["h100-96gb"]), ("a100-80gb", []), ("h200", []),
+    ("4090", [])])
+def test_a_name_without_a_size_may_mean_another_gpu(name, others):
+    assert [gpu.name for gpu in of_other_sizes(name)] == others
