@@ -200,6 +200,7 @@ def test_the_readme_has_the_figures_of_real_gpus():
     text, found, threads = README.read_text(), comparison.load(), verdicts.read()
     rows = [row for row in page.by_kind(found) if "---" not in row][1:]
     assert len(rows) > 2 and [row for row in rows if f"| real GPU {row}" not in text] == []
+    assert f"the figures of real GPUs ({found.date});" in " ".join(text.split())
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
     assert (f"Of {len(threads.judged_pairs)} public reports, {happened[Happened.OUT_OF_MEMORY]} jobs died, and none is said "
             f"to fit; {happened[Happened.RAN]} ran, and all are said to fit (a fiftieth is not counted: a setting was "
