@@ -124,7 +124,7 @@ def _run(item: pytest.Item, limit: Limit, folder: Path) -> tuple[DryRun | None, 
     config = item.config
     ini = ["-c", str(config.inipath)] if config.inipath else []
     command = [sys.executable, "-m", "pytest", *ini, "--rootdir", str(config.rootpath), "-o", "addopts=",
-               "-p", "no:cacheprovider", str(config.rootpath / item.nodeid)]
+               "-p", "no:cacheprovider", f"{config.rootpath}{os.sep}{item.nodeid}"]
     os.environ[REPORTS] = str(reports)
     try:
         with output.open("wb") as stream:

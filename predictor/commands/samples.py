@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = arguments.output
     output.check_path(path, arguments.force)
+    output.check_different(arguments.dataset, path, "DATASET and --output")
     ending = "json" if arguments.json else "csv" if path is None else path.lower().rpartition(".")[2]
     if ending not in samples.FORMS:
         raise InputError(f"{file_name(path)}: samples are written to files that end in .{', .'.join(samples.FORMS)}")

@@ -21,6 +21,9 @@ from predictor.common.files import parse_json, read_bytes, read_text
 from predictor.common.suggestions import file_name, quoted
 
 LARGEST_FILE_BYTES = 2 << 30
+"""Bytes of a file, and of what the rows of a Parquet file unpack to."""
+AT_ONCE = 16
+"""Rows of a Parquet file that are unpacked together: a few bytes of it may stand for many."""
 MARKER = "<image>"
 """Stands in a text for the next picture (LLaVA, llava/constants.py; LLaMA-Factory, extras/constants.py; ms-swift)."""
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function_call": "assistant",
@@ -87,10 +90,17 @@ def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
     except ImportError:
         raise InputError(f"{name}: Parquet files are read with pyarrow: pip install pyarrow") from None
     try:
-        rows = parquet.read_table(io.BytesIO(read_bytes(path, "the dataset", LARGEST_FILE_BYTES))).to_pylist()
+        file = parquet.ParquetFile(io.BytesIO(read_bytes(path, "the dataset", LARGEST_FILE_BYTES)))
+        number = unpacked = 0
+        for batch in file.iter_batches(AT_ONCE):
+            unpacked += batch.nbytes
+            if unpacked > LARGEST_FILE_BYTES:
+                raise InputError(f"{name}: unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: give fewer rows")
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{name}: row {number:,}", row
     except (ArrowException, ValueError, OSError) as error:
-        raise InputError(f"{name}: is no Parquet file: {error}") from None
-    yield from ((f"{name}: row {number:,}", row) for number, row in enumerate(rows, start=1))
+        raise InputError(f"{name}: is no Parquet file that can be read: {error}") from None
 
 
 Rows = Callable[[str, str], Iterator[tuple[str, Any]]]

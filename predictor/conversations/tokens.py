@@ -19,6 +19,8 @@ from predictor.workload.samples import MOST, Samples, Sizes
 
 AT_ONCE = 256
 """Samples whose texts are given to the tokenizer together."""
+LONGEST = 1 << 21
+"""Characters of a sample's text, the places of its pictures' tokens included."""
 TWO_SIZES = ((224, 224), (448, 896))
 """Heights and widths of pictures that a processor treats alike only if it treats all alike."""
 
@@ -54,7 +56,7 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
         for where, row in group:
             conversation = rows.conversation(row, where)
             sizes.append(tuple(pictures.size(said, folder, where) for said in conversation.pictures))
-            texts.append(counter.text(conversation, sizes[-1], where))
+            texts.append(_checked(counter.text(conversation, sizes[-1], where), where))
         tokens += counter.lengths(texts)
     for (where, _), count, of_sample in zip(found, tokens, sizes):
         for number, what, least, most in ((count, "tokens", 1, MOST[0]), (len(of_sample), "images", 0, MOST[1])):
@@ -62,6 +64,17 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
                 raise InputError(f"{where}: has {number:,} {what}: must be {least} to {most:,}")
     counted = Samples(np.array(tokens, np.int64), np.array([len(of_sample) for of_sample in sizes], np.int64))
     return replace(counted, pictures=tuple(sizes)) if any(sizes) and counter.sizes_matter else counted
+
+
+def _checked(found: tuple[str, bool], where: str) -> tuple[str, bool]:
+    """A text that a tokenizer can take, in a time that is worth waiting for."""
+    if len(found[0]) > LONGEST:
+        raise InputError(f"{where}: is a text of {len(found[0]):,} characters: must have at most {LONGEST:,}")
+    try:
+        found[0].encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: has half a character (a surrogate alone), which is no text") from None
+    return found
 
 
 class Counter:

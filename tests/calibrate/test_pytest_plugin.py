@@ -34,7 +34,8 @@ def step():
 
 
 @LIMITED
-def test_below():
+@pytest.mark.parametrize("url", ["http://a"])
+def test_below(url):
     step()
 
 
@@ -110,7 +111,7 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 
 @needs_emulator
 @pytest.mark.parametrize("name, kind", [
-    ("test_below", "passed"), ("test_above", "failure"), ("test_beyond_the_gpu", "failure"),
+    ("test_below[http://a]", "passed"), ("test_above", "failure"), ("test_beyond_the_gpu", "failure"),
     ("test_assertion", "failure"), ("test_skipped", "skipped"),
     ("test_misspelled", "error"), ("test_unmarked", "passed")])
 def test_each_test_has_its_own_outcome(name, kind, outcomes):

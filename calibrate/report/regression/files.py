@@ -14,6 +14,7 @@ from calibrate.regression.columns import COLUMNS, rows
 from calibrate.regression.document import document
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
+from calibrate.report.regression import page as pages
 from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import page
 from predictor.common.errors import InputError
@@ -28,8 +29,10 @@ def check(directory: str, force: bool) -> None:
     """Checks, before anything is computed, that the report can be written to a directory. Makes it if needed.
 
     Raises:
-        InputError: the directory cannot be made or written, or holds a report and ``force`` is false.
+        InputError: the directory cannot be made or written, or holds a report and ``force`` is false; or what makes
+            pages is not installed.
     """
+    pages.check()
     name = file_name(directory)
     try:
         os.makedirs(directory, exist_ok=True)

@@ -61,13 +61,22 @@ def page(report: Report, gates: Sequence[Result] = (), *, command: str = "", pro
         sections=list(_sections(report)))
 
 
+def check() -> None:
+    """Checks that pages can be made here.
+
+    Raises:
+        InputError: jinja2 is not installed.
+    """
+    _template()
+
+
 @lru_cache
 def _template() -> jinja2.Template:
     """The template. What it prints is escaped as :func:`markup` does, unless it says ``safe``."""
     try:
         import jinja2
     except ImportError:
-        raise InputError("an HTML report needs jinja2, which is not there: pip install 'peakcast[report]'") from None
+        raise InputError("an HTML report needs jinja2, which is not there: pip install jinja2") from None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True, finalize=_escaped,
                                      keep_trailing_newline=True)
     return environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))

@@ -179,6 +179,7 @@ def test_the_action_fails_with_one_line_and_comments_what_changed(repository, tm
     git("remote", "add", "origin", str(origin))
     (repository / "configs" / "job.yaml").write_text(JOB.format(batch=24))
     code, text, summary, comment = run_action(repository, tmp_path, "main")
+    assert "than at origin/main" in text and "since origin/main" in comment
     assert (code, text.count("\n")) == (1, 1)
     assert "does not fit a100-40gb" in text
     assert comment == ("api --silent --method POST repos/somebody/something/issues/7/comments -F body=@comment.md\n"

@@ -99,6 +99,22 @@ def test_parquet_has_the_rows_and_the_bytes_of_pictures(tmp_path):
     assert found.tokens.tolist() == [576 + len("user\nwhat?\n") + 2] * 2 and found.images.tolist() == [1, 1]
 
 
+def test_what_a_parquet_file_unpacks_to_is_bounded(letters, tmp_path, monkeypatch):
+    from pyarrow import Table, parquet
+
+    monkeypatch.setattr("predictor.conversations.rows.LARGEST_FILE_BYTES", 1 << 20)
+    parquet.write_table(Table.from_pylist([{"text": "a" * 100_000}] * 20), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match="unpacks to more than 1 MiB"):
+        tokens.read(str(tmp_path / "rows.parquet"), letters)
+
+
+def test_the_dataset_is_not_overwritten(letters, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n')
+    assert main(["samples", str(path), "--processor", letters, "-o", str(path), "--force"]) == 2
+    assert "name the same file" in capsys.readouterr().err and path.read_text() == '{"text": "a"}\n'
+
+
 @pytest.mark.parametrize("ending", samples.FORMS)
 def test_the_command_writes_what_samples_reads(ending, dataset, tmp_path, capsys):
     PROCESSORS[2]().save_pretrained(tmp_path / "processor")
@@ -124,6 +140,7 @@ def test_a_prediction_over_a_dataset_is_that_over_its_lengths(letters, tmp_path,
 @pytest.mark.parametrize("row, words", [
     ({"images": ["no.png"], "messages": [{"role": "user", "content": "x"}]}, "line 1: .*is a tokenizer alone|no.png"),
     ({"images": ["https://x/y.png"], "messages": [{"role": "user", "content": "x"}]}, "not downloaded"),
+    ({"text": "\ud800"}, "half a character"), ({"text": "a" * (tokens.LONGEST + 1)}, "must have at most 2,097,152"),
     ({"messages": [{"role": "user", "content": 0.5}]}, "must be a text or a list"),
     ({"messages": []}, "must have a list of messages"),
     ({"messages": [{"role": "poet", "content": "x"}]}, "role must be one of"),
