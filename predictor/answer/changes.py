@@ -298,7 +298,8 @@ def _hardware(w: Workload) -> Families:
         here = gpus.find(w.gpu)
         as_able = min(here.compute_capability, gpus.AMPERE)  # older ones have no bf16
         larger = sorted((gpu for gpu in gpus.TABLE
-                         if gpu.capacity_bytes > here.capacity_bytes and gpu.compute_capability >= as_able),
+                         if gpu.capacity_bytes > here.capacity_bytes and gpu.compute_capability >= as_able
+                         and not gpus.are_alike(gpu.capacity_bytes, here.capacity_bytes)),
                         key=lambda gpu: gpu.capacity_bytes)
         measured = [gpu for gpu in larger if gpu.measured]
         yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name},

@@ -29,6 +29,8 @@ ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
 MOST_TOGETHER = 4
 """Changes that are made together at most."""
+MOST_BASES = 4
+"""Changes to each of which one more is added."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class _Trial:
         keys: the workload's changed keys.
         own: the changes as the user would type them; None if there are no such words.
         tried: the job of the changed workload; None if it was not predicted.
+        has_sizes: whether the last change is one of several sizes.
     """
 
     asked: Workload
@@ -51,6 +54,7 @@ class _Trial:
     why_not: str = ""
     needs_trace: bool = False
     needs_time: bool = False
+    has_sizes: bool = False
 
     @property
     def fits(self) -> bool:
@@ -179,7 +183,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
         if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
             yield _not_simulated(_try(start, family[-1], progress))
         else:
-            trial = _first_that_fits(start, family, progress)
+            trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
             any_fits |= trial.fits
             yield trial
 
@@ -231,10 +235,12 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
 
 
 def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None, *, quick: bool) -> list[_Trial]:
-    """Changes that fit together, or come closest: in each round the change that lowers the requested peak the most.
+    """Changes that fit together, or come closest.
 
-    A change that makes training different is made only where no other lowers the peak. Empty if at most one change
-    lowers it.
+    In each round one more change is added to each of the first few of those before. A change that makes training
+    different is made only where no other helps. Of several remedies that change the same keys, the first is returned.
+    If none fits, the next round adds to the changes that lowered the requested peak the most. Changes that include
+    those of a remedy that fits without the others are not tried.
 
     Args:
         singles: what each change leads to alone.
@@ -245,19 +251,36 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
     fitting = [single.made[0] for single in singles if single.fits]
     best, rows = start, [single for single in singles if not single.fits]
     for _ in range(MOST_TOGETHER - 1):
-        lowest = _lowest(rows, best)
-        if lowest is None or quick and (not lowest.keeps_training or start.tried.before.seconds >= MOST_SECONDS):
+        bases = [row for row in _bases(rows, best) if row.keeps_training or not quick]
+        lowest = _lowest(bases, best)
+        if lowest is None:
             break
-        best, rows = lowest, []
-        for row in _singles(lowest, progress, quick=quick, fitting=fitting):
-            if row.fits:
-                return [row]
-            rows.append(row)
+        best, rows, found = lowest, [], list[_Trial]()
+        for base in bases[:MOST_BASES] if lowest in bases[:MOST_BASES] else [*bases[:MOST_BASES - 1], lowest]:
+            if quick and start.tried.before.seconds >= MOST_SECONDS:
+                break
+            for row in _singles(base, progress, quick=quick, fitting=fitting):
+                if row.fits:
+                    found += [row] if all(row.keys.keys() != other.keys.keys() for other in found) else []
+                    break
+                rows += [row] if base is lowest else []
+        if found:
+            return found
     return [best] if len(best.made) > 1 and not quick else []
 
 
+def _bases(rows: Sequence[_Trial], before: _Trial) -> list[_Trial]:
+    """The trials that may be continued: with no higher requested peak than before, on the same hardware.
+
+    Changes that keep training the same come first, and of these the ones without a size. A size that does not fit alone
+    is the extreme one, and better chosen after the others.
+    """
+    may = [row for row in rows if row.peak_requested_bytes is not None and not row.made[-1].is_hardware
+           and row.peak_requested_bytes <= (before.peak_requested_bytes or 0)]
+    return sorted(may, key=lambda row: (bool(row.made[-1].differs), row.has_sizes, row.peak_requested_bytes))
+
+
 def _lowest(rows: Sequence[_Trial], before: _Trial) -> _Trial | None:
-    """The trial with the lowest requested peak, if it is lower than before. Other hardware is not combined."""
-    lower = [row for row in rows if row.peak_requested_bytes is not None and not row.made[-1].is_hardware
-             and row.peak_requested_bytes < (before.peak_requested_bytes or 0)]
+    """The trial with the lowest requested peak, if it is lower than before."""
+    lower = [row for row in rows if (row.peak_requested_bytes or 0) < (before.peak_requested_bytes or 0)]
     return min(lower, key=lambda row: (bool(row.made[-1].differs), row.peak_requested_bytes), default=None)

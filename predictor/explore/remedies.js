@@ -34,7 +34,7 @@ const RULES = {
   /** _hardware: GPUs with more memory, whose capacity is measured if any is. */
   gpu({gpus}, {gpu}) {
     const here = gpus.find(one => one.name === gpu), larger = gpus.filter(one =>
-      one.capacity_bytes > here.capacity_bytes).sort((a, b) => a.capacity_bytes - b.capacity_bytes);
+      one.capacity_bytes - here.capacity_bytes > Math.floor(here.capacity_bytes / 100)).sort((a, b) => a.capacity_bytes - b.capacity_bytes);
     const measured = larger.filter(one => one.measured);
     return (measured.length ? measured : larger).map(one => ({words: `${gpu} → ${one.name}`, set: {gpu: one.name},
       costs: `a larger GPU${one.measured ? "" : ", of an assumed capacity"}`}));
@@ -77,34 +77,64 @@ const madeText = made => made.map(({own, words}) => own || words).join(" and ");
 
 /** The search of predictor/answer/remedies.py, which `advance` takes further by one setting. */
 function searchFrom(data, setting) {
-  const {open, unknown} = changesOf(data, setting);
-  return {made: [], peak: cellAt(data, setting).requested, open, unknown, rows: [], fit: [], tried: 0};
+  const {open, unknown} = changesOf(data, setting), peak = cellAt(data, setting).requested;
+  return {made: [], peak, open: sized(open), unknown, rows: [], fit: [], tried: 0, bases: [], best: {made: [], peak}, found: []};
 }
+
+const sized = open => open.map(steps => steps.map(step => ({...step, hasSizes: steps.length > 1})));
 
 /** Judges one more setting, or begins the next round. A search ends where nothing is open. */
 function advance(data, search) {
-  const {made, open, rows, fit} = search, [steps] = open, step = judgeNext(data, steps);
-  if (step.fits) fit.push({...step, made: [...made, step]});
+  const {made, open, rows, fit, found} = search, [steps] = open, step = judgeNext(data, steps);
+  if (step.fits && !made.length) fit.push({...step, made: [step]});
+  else if (step.fits && found.every(one => !isSame(keysOf(one.made), keysOf([...made, step]))))
+    found.push({...step, made: [...made, step]});
   if (step.fits || !steps.length) {
     open.shift();
     search.tried += made.length ? 0 : 1;
-    if (!step.fits) rows.push(step);
+    if (!step.fits && made.length === search.best.made.length && made.every((one, at) => one === search.best.made[at])) rows.push(step);
   }
-  if (fit.length === data.changes.constants.enough || (step.fits && made.length)) search.open = [];
-  else if (!open.length) nextRound(data, search);
+  if (!made.length && fit.length === data.changes.constants.enough) search.open = [];
+  else if (step.fits && made.length) nextBase(data, search);
+  else if (!open.length) (search.bases.length || made.length ? nextBase : nextRound)(data, search);
 }
 
-/** _together: builds on the change that lowers the requested peak the most, until the changes fit. */
+const keysOf = made => new Set(made.flatMap(step => Object.keys(step.set)));
+
+const isSame = (one, other) => one.size === other.size && [...one].every(name => other.has(name));
+
+/** Continues with the next of the changes to which one more is added. */
+function nextBase(data, search) {
+  search.open = [];
+  while (search.bases.length && !search.open.length) {
+    const base = search.bases.shift();
+    Object.assign(search, {made: base.made, open: sized(changesOf(data, base.setting).open)
+      .map(steps => lesser(steps, search.fit)).filter(steps => steps.length)});
+  }
+  if (search.open.length) return;
+  search.fit.push(...search.found);
+  if (!search.found.length) nextRound(data, search);
+}
+
+/** _together: one more change to each of the first few, until something fits. */
 function nextRound(data, search) {
-  const {made, rows, fit, peak} = search, keeps = step => !step.differs && !step.hardware;
-  if (fit.filter(({made: [step]}) => keeps(step)).length >= data.changes.constants.enough) return;
-  const lower = rows.filter(step => !step.hardware).map(step => ({...step, peak: cellAt(data, step.setting).requested}))
-    .filter(step => step.peak < peak && (keeps(step) || !fit.length));
-  if (!lower.length || made.length === data.changes.constants.most_together - 1) return;
-  const best = lower.reduce((one, other) => (Number(!!other.differs) - Number(!!one.differs) || other.peak - one.peak) < 0
+  const {rows, fit, best} = search, {enough, most_together, most_bases} = data.changes.constants;
+  const keeps = step => !step.differs && !step.hardware;
+  search.open = [];
+  if (fit.filter(({made: [step]}) => keeps(step)).length >= enough || best.made.length === most_together - 1) return;
+  const may = rows.filter(step => !step.hardware && (keeps(step) || !fit.length))
+    .map(step => ({...step, peak: cellAt(data, step.setting).requested, made: [...best.made, step]}))
+    .filter(step => step.peak <= best.peak);
+  const bases = [...may].sort((one, other) => Number(!!one.differs) - Number(!!other.differs)
+    || Number(one.hasSizes) - Number(other.hasSizes) || one.peak - other.peak);
+  const lower = may.filter(step => step.peak < best.peak);
+  if (!lower.length) return;
+  const lowest = lower.reduce((one, other) => (Number(!!other.differs) - Number(!!one.differs) || other.peak - one.peak) < 0
     ? other : one);
-  const open = changesOf(data, best.setting).open.map(steps => lesser(steps, fit)).filter(steps => steps.length);
-  Object.assign(search, {made: [...made, best], peak: best.peak, rows: [], open});
+  const chosen = bases.slice(0, most_bases);
+  Object.assign(search, {best: lowest, rows: [],
+    bases: chosen.includes(lowest) ? chosen : [...chosen.slice(0, most_bases - 1), lowest]});
+  nextBase(data, search);
 }
 
 /** The changes of a family before the first that fits alone. */

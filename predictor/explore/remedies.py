@@ -12,7 +12,7 @@ from typing import Any
 from predictor.allocator.settings import AllocatorSettings, with_expandable_segments
 from predictor.answer import changes
 from predictor.answer.changes import BATCH, FURTHER, LENGTH, LENGTH_STEP, SHORTEST, STEPS, Change
-from predictor.answer.remedies import ENOUGH, MOST_TOGETHER
+from predictor.answer.remedies import ENOUGH, MOST_BASES, MOST_TOGETHER
 from predictor.common.errors import InputError
 from predictor.engine.setup import MICRO_STEPS
 from predictor.explore.settings import PAGES_OWN, Controls, Settings, engine_of
@@ -33,7 +33,7 @@ LARGE_BATCH, LONG_SEQUENCE = 97, 4096
 def constants() -> Mapping[str, int]:
     """The numbers of the table's rules, which the page repeats."""
     return {"length_step": LENGTH_STEP, "further": FURTHER, "shortest": SHORTEST, "enough": ENOUGH,
-            "most_together": MOST_TOGETHER}
+            "most_together": MOST_TOGETHER, "most_bases": MOST_BASES}
 
 
 def of_choices(settings: Settings) -> dict[str, list[Mapping[str, Any]]]:

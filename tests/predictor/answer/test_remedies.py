@@ -82,9 +82,15 @@ def test_batch_sizes_in_the_users_deepspeed_config_change_with_the_batch():
 
 def test_changes_are_made_together_where_no_single_one_fits():
     workload = Workload(**JOBS[0], capacity_bytes=24 << 30).replace(gpu=None)
-    (together,) = (remedy for remedy in remedies(workload) if remedy.fits)
-    assert len(together.changes) > 1
-    assert predict(workload.replace(**together.keys)).verdict == "fits"
+    together = [remedy for remedy in remedies(workload) if remedy.fits]
+    assert together and all(len(remedy.changes) > 1 for remedy in together)
+    assert all(predict(workload.replace(**remedy.keys)).verdict == "fits" for remedy in together)
+
+
+def test_a_size_is_chosen_after_the_other_change():
+    workload = Workload(**LLAVA, zero_stage=2, data_parallel_size=4, gpu="a100-40gb")
+    both = {"zero_stage": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    assert both in [remedy.keys for remedy in remedies(workload) if remedy.fits]
 
 
 def test_a_change_without_a_formula_is_not_traced_but_named(monkeypatch):
