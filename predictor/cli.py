@@ -104,7 +104,10 @@ def _run(argv: list[str]) -> int:
         if command == name and getattr(arguments, option) is not None:
             module = importlib.import_module(path)
     try:
-        return module.run(arguments)
+        code = module.run(arguments)
+        if note := getattr(arguments, "note", None):  # of a mistake, the error is the only line
+            print(f"peakcast: {note}", file=sys.stderr)
+        return code
     except InputError as error:
         source = getattr(arguments, "source", None)
         if source:

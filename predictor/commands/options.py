@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,8 +225,8 @@ def given(arguments: argparse.Namespace) -> Given:
         return f"{file}: {name}" if name in values and name not in from_options else _called(name)
 
     if arguments.gpu is not None and (others := gpus.of_other_sizes(arguments.gpu)):
-        print(f"peakcast: --gpu {arguments.gpu} is taken as {values['gpu']}; there is also "
-              f"{', '.join(gpu.name for gpu in others)}", file=sys.stderr)
+        arguments.note = (f"--gpu {arguments.gpu} is taken as {values['gpu']}; there is also "
+                          f"{', '.join(gpu.name for gpu in others)}")
     return Given(values, frozenset(from_options), label, arguments.source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -122,14 +123,14 @@ ALSO_CALLED = {"h100": "h100-80gb", "h100-sxm": "h100-80gb", "h100-80gb-hbm3": "
 
 
 def of_other_sizes(name: str) -> tuple[Gpu, ...]:
-    """The GPUs with more or less memory that a name may mean, too, such as "a100" those of 40 GB.
+    """The GPUs with half or twice the memory, about, that a name may mean, too: "a100" has 80 GB, but some have 40.
 
     Raises:
         InputError: no such GPU is known.
     """
     meant, stem = find(name), re.sub(r"[\s_]+", "-", name.strip().lower())
     return tuple(gpu for gpu in TABLE if re.fullmatch(rf"{re.escape(stem)}-\d+gb", gpu.name)
-                 and not are_alike(gpu.capacity_bytes, meant.capacity_bytes) and stem != meant.name)
+                 and abs(math.log2(gpu.capacity_bytes / meant.capacity_bytes)) > 0.5 and stem != meant.name)
 
 
 def as_large(capacity_bytes: int) -> tuple[Gpu, ...]:
