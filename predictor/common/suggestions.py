@@ -81,7 +81,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     wrong = _bare(str(name)[:100])
     likely = difflib.get_close_matches(wrong, bare, n=1, cutoff=0.6)
     if not likely and len(wrong) > 2:
-        likely = [candidate for candidate in bare if wrong in candidate]
+        likely = sorted((candidate for candidate in bare if wrong in candidate), key=lambda name: (len(name), name))
     return f' (did you mean "{bare[likely[0]]}"?)' if likely else ""
 
 
