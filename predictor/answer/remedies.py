@@ -256,14 +256,17 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
         if lowest is None:
             break
         best, rows, found = lowest, [], list[_Trial]()
-        for base in bases[:MOST_BASES] if lowest in bases[:MOST_BASES] else [*bases[:MOST_BASES - 1], lowest]:
+        chosen = bases[:MOST_BASES]
+        for base in chosen if lowest in chosen else [*chosen[:-1], lowest]:
             if quick and start.tried.before.seconds >= MOST_SECONDS:
                 break
             for row in _singles(base, progress, quick=quick, fitting=fitting):
                 if row.fits:
-                    found += [row] if all(row.keys.keys() != other.keys.keys() for other in found) else []
+                    if all(row.keys.keys() != other.keys.keys() for other in found):
+                        found.append(row)
                     break
-                rows += [row] if base is lowest else []
+                if base is lowest:
+                    rows.append(row)
         if found:
             return found
     return [best] if len(best.made) > 1 and not quick else []

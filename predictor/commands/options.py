@@ -289,8 +289,7 @@ def add_processor(group: argparse._ArgumentGroup, what: str, *, required: bool =
 
 def samples(arguments: argparse.Namespace) -> Samples | None:
     """The samples in the ``--samples`` file; None without one."""
-    for name in ("processor", "image_folder"):
-        needed = "samples" if name == "processor" else "processor"
+    for name, needed in (("processor", "samples"), ("image_folder", "processor")):
         if getattr(arguments, name) is not None and getattr(arguments, needed) is None:
             raise InputError(f"{_called(name)} is about a dataset: add {_called(needed)}")
     if arguments.samples is None:

@@ -14,8 +14,8 @@ from calibrate.regression.columns import COLUMNS, rows
 from calibrate.regression.document import document
 from calibrate.regression.gates import Result
 from calibrate.regression.report import Report
-from calibrate.report.regression import page as pages
 from calibrate.report.regression.markdown import markdown
+from calibrate.report.regression.page import check as check_page
 from calibrate.report.regression.page import page
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
@@ -32,7 +32,7 @@ def check(directory: str, force: bool) -> None:
         InputError: the directory cannot be made or written, or holds a report and ``force`` is false; or what makes
             pages is not installed.
     """
-    pages.check()
+    check_page()
     name = file_name(directory)
     try:
         os.makedirs(directory, exist_ok=True)
