@@ -1,4 +1,4 @@
-"""Print a script with which a shell completes peakcast's commands, options and their values."""
+"""Print a script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the calibration profiles that come with peakcast, or show one of them or a profile file."""
+"""List the shipped calibration profiles, or show one of them or a profile file."""
 
 from __future__ import annotations
 

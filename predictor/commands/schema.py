@@ -1,4 +1,4 @@
-"""Print the JSON Schema of a workload file or of a result, with which editors complete and check them."""
+"""Print the JSON Schema of a workload file or of a result, for editors and checks."""
 
 from __future__ import annotations
 
