@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -49,11 +48,11 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
     owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
-    bound = with_interval(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
+    bound = Bound.of(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
-        requested=with_interval(run.peak, margin.of("requested")),
-        allocated=with_interval(peak_allocated, margin.of("allocated")),
+        requested=Bound.of(run.peak, margin.of("requested")),
+        allocated=Bound.of(peak_allocated, margin.of("allocated")),
         reserved=bound,
         device=device_bound(bound, margin) if workload.gpu or job.profile else None,
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
@@ -71,7 +70,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
-        cautions=cautions(job, outcome.verdict, bound.bytes if bound.high is None else bound.high),
+        cautions=cautions(job, outcome.verdict, bound.most),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 
@@ -103,21 +102,6 @@ def _passed(run: Run, job: Job) -> dict[str, int]:
             if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
     return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
             for name in sorted(passed)}
-
-
-def with_interval(size: int, relative: tuple[float, float] | None, low: int | None = None,
-                  high: int | None = None) -> Bound:
-    """A size with its interval.
-
-    Args:
-        relative: lower and upper relative error from the profile; None without a profile.
-        low, high: range of the size itself, in bytes, if the run leaves it open.
-    """
-    if relative is None:
-        return Bound(size, low, high)
-    below, above = relative
-    return Bound(size, math.floor((size if low is None else low) * (1 + below)),
-                 math.ceil((size if high is None else high) * (1 + above)))
 
 
 def device_bound(reserved: Bound, margin: Margin) -> Bound:

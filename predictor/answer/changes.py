@@ -35,6 +35,7 @@ SHORTEST = 8
 OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
 HARDWARE = {"gpu", "data_parallel_size"}
+SMALLER = "a smaller global batch"
 QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
 
 
@@ -116,7 +117,7 @@ def _batch(w: Workload) -> Families:
                        _shape(w, size, total // size), f"{total // size} micro-steps a step")
                 for size in range(batch - 1, 0, -1) if total % size == 0)
     yield tuple(Change(f"micro batch {batch} → {size}", _shape(w, size, steps), "more steps an epoch",
-                       "a smaller global batch") for size in range(batch - 1, 0, -1) if total % size)
+                       SMALLER) for size in range(batch - 1, 0, -1))
 
 
 def _evaluation(w: Workload) -> Families:
@@ -287,8 +288,7 @@ def _samples(w: Workload, shortest: int = 2) -> Families:
 
 
 def _hardware(w: Workload) -> Families:
-    """More GPUs, up to a whole node or twice as many, and GPUs with more memory, whose capacity is measured if any is.
-    """
+    """More GPUs, up to a whole node or twice as many, and GPUs with more memory, the smallest first."""
     if w.mode == "training" and w.engine in ("deepspeed", "fsdp1", "fsdp2") and w.zero_stage != 0 and w.rank == "worst":
         size = w.data_parallel_size
         yield tuple(Change(f"{size} → {times * size} GPUs", {"data_parallel_size": times * size},
@@ -301,10 +301,9 @@ def _hardware(w: Workload) -> Families:
                          if gpu.capacity_bytes > here.capacity_bytes and gpu.compute_capability >= as_able
                          and not gpus.are_alike(gpu.capacity_bytes, here.capacity_bytes)),
                         key=lambda gpu: gpu.capacity_bytes)
-        measured = [gpu for gpu in larger if gpu.measured]
         yield tuple(Change(f"{w.gpu} → {gpu.name}", {"gpu": gpu.name},
                            f"a larger GPU{'' if gpu.measured else ', of an assumed capacity'}")
-                    for gpu in measured or larger)
+                    for gpu in larger)
 
 
 def _served(w: Workload) -> Families:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from predictor.answer.answer import answer, device_bound, with_interval
+from predictor.answer.answer import answer, device_bound
 from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
-from predictor.answer.prediction import Prediction
+from predictor.answer.prediction import Bound, Prediction
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
@@ -46,7 +46,7 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
     course = simulation.run()
     job = simulation.heaviest(course)
     prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-    reserved = with_interval(course.peak_reserved_bytes, job.margin.of("reserved"))
+    reserved = Bound.of(course.peak_reserved_bytes, job.margin.of("reserved"))
     prediction = replace(
         prediction, course=course, reserved=reserved, verdict=course.verdict, out_of_memory=None,
         device=device_bound(reserved, job.margin) if prediction.device else None,

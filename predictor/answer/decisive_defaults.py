@@ -1,4 +1,4 @@
-"""Names the defaults that decide a prediction although nobody gave them: GPUs, optimizer, dtype of the weights."""
+"""Names the defaults that decide a prediction although nobody gave them: GPUs, pictures, optimizer, dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from predictor.formula import installed_versions
 from predictor.profile.other_releases import moved
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.keys import PINNED
-from predictor.workload.value_sources import DEFAULT, Source
+from predictor.workload.value_sources import DEFAULT, OVERRIDDEN, Source
 
 TRACED = ("torch", "transformers")
 """Packages whose release decides a traced formula."""
@@ -27,8 +27,8 @@ def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     workload = prediction.workload
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
-    return (*filter(None, [assumed_gpus_of(prediction)]), *_optimizer(prediction), *_dtype(prediction),
-            *_releases(prediction))
+    return (*filter(None, [assumed_gpus_of(prediction)]), *_pictures(prediction), *_optimizer(prediction),
+            *_dtype(prediction), *_releases(prediction))
 
 
 def assumed_gpus_of(prediction: Prediction) -> str:
@@ -54,6 +54,15 @@ def assumed_gpus(source: Source | None, filled_in: Collection[str], engine: str,
         return ""
     silent = f"{source.file} does not say how many" if source else "nothing says how many"
     return f"Assumed 1 GPU: {engine} is made for several, and {silent}: give {option}."
+
+
+def _pictures(prediction: Prediction) -> Iterator[str]:
+    """The size of the pictures, where only the largest that the framework lets through is known."""
+    source, images = prediction.source, prediction.workload.get("images_per_sample")
+    if source and images and "image_size" not in source.applied and any(
+            row.key == "image_size" and row.origin != OVERRIDDEN for row in source.values):
+        yield (f"Assumed pictures of {prediction.workload['image_size']} pixels a side, {images} a sample, the largest "
+               f"that {source.framework.partition(' (')[0]} lets through: give --image-size, --images-per-sample.")
 
 
 def _optimizer(prediction: Prediction) -> Iterator[str]:

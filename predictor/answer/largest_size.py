@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 from predictor.allocator.simulate import events_per_second
+from predictor.answer.prediction import Bound
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import Peaks, Shortage
@@ -89,6 +90,14 @@ class Tried:
             self.before.failed.add(others.rank)
             return None
         return peaks.or_higher(others)
+
+    @property
+    def reserved(self) -> Bound:
+        """The reserved peak with its interval. The job surely fits."""
+        assert self.peaks is not None
+        high = self.peaks.reserved_high_bytes
+        return Bound.of(self.peaks.reserved_bytes, self.job.margin.of("reserved"),
+                        high=None if high == self.peaks.reserved_bytes else high)
 
     @property
     def shortage_bytes(self) -> int | None:

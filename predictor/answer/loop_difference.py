@@ -18,6 +18,8 @@ from predictor.workload.compared import goes_with
 KEEPING = {"next_forward": "outputs = model(…); loss = outputs.loss; loss.backward() in a plain script",
            "backward": "outputs = model(…); loss = outputs.loss; loss.backward() in a function"}
 """Value of the key ``keep_outputs`` -> a loop that keeps its outputs so long. The usual one comes first."""
+NOTABLE = 0.1
+"""A loop is told beside another one if it takes more by this share."""
 CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
@@ -26,8 +28,8 @@ def other_loops(job: Job, free_bytes: int) -> Iterator[tuple[str, int]]:
     """Loops with which the job would no longer surely fit, in words, and the bytes that each reserves more.
 
     Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. First a loop
-    that keeps the model's output; then, if it takes still more, one that keeps gradients, too. Nothing if the loop is
-    known.
+    that keeps the model's output; then, if it takes notably more, one that keeps gradients, too. Nothing if the loop
+    is known.
 
     Args:
         job: surely fits; its workload has a capacity.
@@ -43,7 +45,7 @@ def other_loops(job: Job, free_bytes: int) -> Iterator[tuple[str, int]]:
     if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
     keep, both = _first_that_dies(job, free_bytes, "before_backward")
-    if keep and both > outputs:
+    if keep and both > outputs * (1 + NOTABLE):
         yield ("gradients are assumed to be freed right after the optimizer step; optimizer.zero_grad() before "
                f"loss.backward() keeps them, and {KEEPING[keep]} keeps the output (keep_outputs {keep}, zero_grad "
                "before_backward)"), both

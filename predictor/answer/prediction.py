@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,26 @@ class Bound:
     bytes: int
     low: int | None = None
     high: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The upper end of the interval, in bytes."""
+        return self.bytes if self.high is None else self.high
+
+    @classmethod
+    def of(cls, size: int, relative: tuple[float, float] | None, low: int | None = None,
+           high: int | None = None) -> Bound:
+        """A size with its interval.
+
+        Args:
+            relative: lower and upper relative error from the profile; None without a profile.
+            low, high: range of the size itself, in bytes, if the run leaves it open.
+        """
+        if relative is None:
+            return cls(size, low, high)
+        below, above = relative
+        return cls(size, math.floor((size if low is None else low) * (1 + below)),
+                   math.ceil((size if high is None else high) * (1 + above)))
 
 
 @dataclass(frozen=True)
@@ -231,6 +252,21 @@ class Inference:
 
 
 @dataclass(frozen=True)
+class Caution:
+    """Memory that the prediction may leave out.
+
+    Attributes:
+        text: a sentence about its cause.
+        more_bytes: bytes by which the job may need more than was predicted.
+        free_bytes: bytes that the job may need more while the verdict stays.
+    """
+
+    text: str
+    more_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True)
 class Remedy:
     """Changes of a workload with their judgement.
 
@@ -244,11 +280,13 @@ class Remedy:
         fits: whether the changed workload surely fits; None if it was not predicted.
         peak_requested_bytes: predicted peak of the rank that requests the most; None if it was not predicted.
         peak_allocated_bytes, peak_reserved_bytes: predicted peaks; None if it does not surely fit.
+        peak_reserved_bytes_high: upper end of the reserved peak's interval; None where there is none.
         why_not: the reason why it was not predicted; empty otherwise.
         needs_trace: whether that reason is that the model must be traced first.
         needs_time: whether that reason is that judging it takes longer than an answer may.
         room_bytes: bytes that the requested peak leaves of what PyTorch surely gets; negative if tensors alone do not
             fit, None if it was not predicted. A change with room that does not fit fails by idle memory.
+        cautions: what the user's framework may take beyond a change that fits, where it is enough to change that.
     """
 
     changes: tuple[str, ...]
@@ -259,32 +297,19 @@ class Remedy:
     peak_requested_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    peak_reserved_bytes_high: int | None = None
     why_not: str = ""
     needs_trace: bool = False
     needs_time: bool = False
     own_words: str = ""
     where: str = ""
     room_bytes: int | None = None
+    cautions: tuple[Caution, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The remedy as plain data."""
         document = asdict(replace(self, keys={}))
         return document | {"keys": {key: thaw(value) for key, value in self.keys.items()}}
-
-
-@dataclass(frozen=True)
-class Caution:
-    """Memory that the prediction may leave out.
-
-    Attributes:
-        text: a sentence about its cause.
-        more_bytes: bytes by which the job may need more than was predicted.
-        free_bytes: bytes that the job may need more while the verdict stays.
-    """
-
-    text: str
-    more_bytes: int
-    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -322,12 +347,15 @@ class MaximumLoad:
             that takes no tokens.
         search_limits: sentences that say where a search ended for another reason than memory, at a size that a learned
             formula was not recorded at, or with larger sizes that were not all tried.
+        cautions: name of one of these loads -> what the user's framework may take beyond it, where it is enough to
+            change that it surely fits.
     """
 
     per_device_train_batch_size: int
     per_device_train_batch_size_expandable: int | None
     sequence_length: int | None
     search_limits: tuple[str, ...] = ()
+    cautions: Mapping[str, Caution] = field(default_factory=dict)
 
 
 def _deprecated(name: str, interval: str) -> property:

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import takewhile
 from typing import Any
 
-from predictor.answer import changes, largest_size
+from predictor.answer import cautions, changes, largest_size
 from predictor.answer.changes import Change
 from predictor.answer.largest_size import Simulated, Tried
 from predictor.answer.prediction import Prediction, Remedy
@@ -77,6 +77,12 @@ class _Trial:
             return True
         return self.peaks is not None and self.peaks.reserved_bytes < start.peaks.reserved_bytes
 
+    def is_outdone(self, others: Sequence[_Trial]) -> bool:
+        """Whether it shrinks the global batch, though as large a micro batch fits, or may, with more accumulation."""
+        return self.made[-1].differs == changes.SMALLER and any(
+            (other.fits or other.needs_trace) and other.keeps_training
+            and other.keys.get(changes.BATCH, 0) >= self.keys[changes.BATCH] for other in others)
+
     @property
     def room_bytes(self) -> int | None:
         """Bytes that tensors leave of what PyTorch certainly gets; None if it was not predicted."""
@@ -103,9 +109,12 @@ class _Trial:
             room_bytes=self.room_bytes)
         if self.own:
             remedy = replace(remedy, own_words=self.own.text, where=self.own.where)
-        if self.peaks:
-            remedy = replace(remedy, peak_allocated_bytes=self.peaks.allocated_bytes,
-                             peak_reserved_bytes=self.peaks.reserved_bytes)
+        if self.tried and self.peaks:
+            job, reserved = self.tried.job, self.tried.reserved
+            remedy = replace(
+                remedy, peak_allocated_bytes=self.peaks.allocated_bytes, peak_reserved_bytes=reserved.bytes,
+                peak_reserved_bytes_high=reserved.high,
+                cautions=tuple(cautions.of_framework(job, self.asked.source, reserved.most)))
         return remedy
 
 
@@ -154,7 +163,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     with store.existing_only(not trace):
         start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), Simulated()))
         for trial in _singles(start, progress, quick=not every and not trace):
-            trials.append(trial)
+            trials += [] if trial.is_outdone(trials) else [trial]
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer import largest_size
-from predictor.answer.largest_size import Attempt, attempts, fits, least_predicted, may_fit_too, not_predicted, reason
-from predictor.answer.prediction import MaximumLoad
+from predictor.answer.cautions import of_framework
+from predictor.answer.largest_size import (
+    Attempt,
+    Tried,
+    attempts,
+    fits,
+    least_predicted,
+    may_fit_too,
+    not_predicted,
+    reason,
+)
+from predictor.answer.prediction import Caution, MaximumLoad
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.training_job import Job
 from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
+
+
+class Load(NamedTuple):
+    """A load that was searched.
+
+    Attributes:
+        size: the largest that surely fits; 0 if none does.
+        limits: sentences about what is not predicted or was not tried.
+        caution: what the user's framework may take beyond it, where it is enough to change that it fits.
+    """
+
+    size: int
+    limits: tuple[str, ...]
+    caution: Caution | None = None
+
 
 DECIDE_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu")
 """Keys of a DeepSpeed config that fix the batch."""
@@ -40,24 +65,27 @@ class Search:
 
     def result(self) -> MaximumLoad:
         """The largest batch, also with expandable segments, and the longest sequence."""
-        batch, limits = self.largest_batch()
-        expandable, length = None, None
+        batch, expandable, length = self.largest_batch(), None, None
         conf = with_expandable_segments(str(self.job.setup.allocator))
         if conf:
-            expandable, more = self._largest_batch(self.workload.replace(allocator_conf=conf),
-                                                   f"Larger batches with {EXPANDABLE}")
-            limits += () if expandable == batch else more
+            expandable = self._largest_batch(self.workload.replace(allocator_conf=conf),
+                                             f"Larger batches with {EXPANDABLE}")
+            expandable = expandable._replace(limits=() if expandable.size == batch.size else expandable.limits)
         if self.job.shape.sequence:
-            length, more = self._longest_sequence()
-            limits += more
-        return MaximumLoad(batch, expandable, length, limits)
+            length = self._longest_sequence()
+        searched = [load for load in (batch, expandable, length) if load]
+        names = (field.name for field in fields(MaximumLoad))
+        return MaximumLoad(batch.size, expandable and expandable.size, length and length.size,
+                           tuple(limit for load in searched for limit in load.limits),
+                           {name: load.caution for name, load in zip(names, (batch, expandable, length))
+                            if load and load.caution})
 
-    def largest_batch(self) -> tuple[int, tuple[str, ...]]:
-        """The largest batch that fits, 0 if none does, and sentences about what is not predicted."""
+    def largest_batch(self) -> Load:
+        """The largest batch that fits."""
         return self._largest_batch(self.workload, "Larger batches")
 
-    def _largest_batch(self, workload: Workload, larger: str) -> tuple[int, tuple[str, ...]]:
-        """The largest batch that fits, 0 if none does, and sentences about what is not predicted.
+    def _largest_batch(self, workload: Workload, larger: str) -> Load:
+        """The largest batch that fits.
 
         If the given batch does not fit, the search begins at the smallest power of 2 that is predicted. A batch of one
         sample comes last, because it allocates unlike all others, so that it needs a formula of its own.
@@ -71,12 +99,13 @@ class Search:
         found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES)
         size = found.size or int(fits(attempt, 1))
         if not size:
-            return 0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1)))
-        return size, (*_less_sure("Batch", attempt, size), *may_fit_too(f"{larger} of", found),
-                      *not_predicted(larger, reason(attempt, size + 1)))
+            return Load(0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1))))
+        return self._load(attempt, size, (
+            *_less_sure("Batch", attempt, size), *may_fit_too(f"{larger} of", found),
+            *not_predicted(larger, reason(attempt, size + 1))))
 
-    def _longest_sequence(self) -> tuple[int, tuple[str, ...]]:
-        """The longest sequence that fits at the given batch, 0 if none does, and sentences about its limits."""
+    def _longest_sequence(self) -> Load:
+        """The longest sequence that fits at the given batch."""
         attempt = attempts(lambda tokens: self.prepare(self.workload.replace(sequence_length=tokens), False))
         facts = self.job.formula.facts
         assert self.workload.sequence_length is not None  # the model takes tokens
@@ -89,14 +118,20 @@ class Search:
         longest = largest_size.longest_that_fits(attempt, least, most)
         found = longest.size
         if self.samples is not None and found == int(self.samples.tokens.max()):
-            return found, (f"No sample has more than {found:,} tokens.",)
+            return self._load(attempt, found, (f"No sample has more than {found:,} tokens.",))
         if not found:
-            return 0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1)))
+            return Load(0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1))))
         configured = self.job.request.config.positions if self.job.request.config else None
         beyond = () if found <= (configured or found) else (
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
-        return found, (*beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
-                       *not_predicted("Longer sequences", reason(attempt, found + 1)))
+        return self._load(attempt, found, (
+            *beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
+            *not_predicted("Longer sequences", reason(attempt, found + 1))))
+
+    def _load(self, attempt: Attempt, size: int, limits: tuple[str, ...]) -> Load:
+        tried = attempt(size)
+        assert isinstance(tried, Tried)  # it fits
+        return Load(size, limits, next(of_framework(tried.job, self.workload.source, tried.reserved.most), None))
 
 
 def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:

@@ -42,6 +42,6 @@ def _share(workload: Workload, prepare: Callable[[Workload, bool], Job]) -> GpuS
     job = prepare(workload, True)
     outcome = job.judge()
     assert workload.gpu is not None and workload.capacity is not None and outcome.verdict is not None
-    batch, limits = Search(workload, job, prepare).largest_batch()
+    load = Search(workload, job, prepare).largest_batch()
     return GpuShare(workload.gpu, workload.capacity, outcome.verdict, outcome.reserved.bytes,
-                    workload.capacity - outcome.reserved.bytes, batch, limits)
+                    workload.capacity - outcome.reserved.bytes, load.size, load.limits)

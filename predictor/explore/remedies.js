@@ -15,7 +15,7 @@ const RULES = {
   /** _batch: with more accumulation the global batch stays; without, it shrinks. */
   batch(data, {batch, accumulation = data.accumulation}, {differs}) {
     const total = batch * accumulation;
-    return from(batch - 1, 1, 1).filter(size => (total % size === 0) === !differs).map(size => (differs
+    return from(batch - 1, 1, 1).filter(size => differs || total % size === 0).map(size => (differs
       ? {words: `micro batch ${batch} → ${size}`, set: {batch: size}}
       : {words: `micro batch ${batch} → ${size}, accumulation ${accumulation} → ${total / size}`,
         costs: `${total / size} micro-steps a step`, set: {batch: size, accumulation: total / size}}));
@@ -31,12 +31,11 @@ const RULES = {
         set: {sequence: length}}));
   },
 
-  /** _hardware: GPUs with more memory, whose capacity is measured if any is. */
+  /** _hardware: GPUs with more memory, the smallest first. */
   gpu({gpus}, {gpu}) {
     const here = gpus.find(one => one.name === gpu), larger = gpus.filter(one =>
       one.capacity_bytes - here.capacity_bytes > Math.floor(here.capacity_bytes / 100)).sort((a, b) => a.capacity_bytes - b.capacity_bytes);
-    const measured = larger.filter(one => one.measured);
-    return (measured.length ? measured : larger).map(one => ({words: `${gpu} → ${one.name}`, set: {gpu: one.name},
+    return larger.map(one => ({words: `${gpu} → ${one.name}`, set: {gpu: one.name},
       costs: `a larger GPU${one.measured ? "" : ", of an assumed capacity"}`}));
   },
 };
@@ -86,7 +85,7 @@ const sized = open => open.map(steps => steps.map(step => ({...step, hasSizes: s
 /** Judges one more setting, or begins the next round. A search ends where nothing is open. */
 function advance(data, search) {
   const {made, open, rows, fit, found} = search, [steps] = open, step = judgeNext(data, steps);
-  if (step.fits && !made.length) fit.push({...step, made: [step]});
+  if (step.fits && !made.length && !isOutdone(step, fit)) fit.push({...step, made: [step]});
   else if (step.fits && found.every(one => !isSame(keysOf(one.made), keysOf([...made, step]))))
     found.push({...step, made: [...made, step]});
   if (step.fits || !steps.length) {
@@ -98,6 +97,9 @@ function advance(data, search) {
   else if (step.fits && made.length) nextBase(data, search);
   else if (!open.length) (search.bases.length || made.length ? nextBase : nextRound)(data, search);
 }
+
+/** Whether it shrinks the global batch, though as large a micro batch fits with more accumulation. */
+const isOutdone = ({set, differs}, fit) => set.batch && differs && fit.some(one => !one.differs && one.set.batch >= set.batch);
 
 const keysOf = made => new Set(made.flatMap(step => Object.keys(step.set)));
 

@@ -172,14 +172,20 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak bytes of a job that surely fits, each of the rank that has the most."""
+    """Peak bytes of a job that surely fits, each of the rank that has the most.
+
+    Attributes:
+        reserved_high_bytes: the highest over :func:`completions`.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
+    reserved_high_bytes: int
 
     def or_higher(self, other: Peaks) -> Peaks:
         """The peaks of two sets of ranks together."""
-        return Peaks(max(self.allocated_bytes, other.allocated_bytes), max(self.reserved_bytes, other.reserved_bytes))
+        return Peaks(max(self.allocated_bytes, other.allocated_bytes), max(self.reserved_bytes, other.reserved_bytes),
+                     max(self.reserved_high_bytes, other.reserved_high_bytes))
 
 
 @dataclass(frozen=True)
@@ -209,7 +215,9 @@ def surviving(run_at: Callable[[int | None], Run], settings: AllocatorSettings, 
             assert error is not None and limit is not None  # a failed simulation has an error, and had a limit
             return Shortage(outcome.run.rank, max(0, limit - error.allocated_bytes - error.requested_bytes))
         outcomes.append(outcome)
-    return Peaks(outcomes[0].simulation.peak_allocated_bytes, outcomes[0].reserved.bytes)
+    reserved = outcomes[0].reserved
+    return Peaks(outcomes[0].simulation.peak_allocated_bytes, reserved.bytes,
+                 reserved.bytes if reserved.high is None else reserved.high)
 
 
 def _worst(plays: Plays, limit: int | None, runs: Sequence[Run], *, until_failure: bool = False) -> Outcome:

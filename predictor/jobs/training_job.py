@@ -225,7 +225,7 @@ class Job:
     def fitting(self, ranks: Sequence[int]) -> Peaks | Shortage:
         """The peaks over some ranks if they surely fit the workload's GPU; else the first of them that does not."""
         assert self.workload.capacity is not None  # the workload names a GPU
-        peaks = Peaks(0, 0)
+        peaks = Peaks(0, 0, 0)
         for rank in ranks:
             of_rank = survival.surviving(partial(self.run, rank=rank), self.setup.allocator, self.workload.capacity,
                                          self.margin)

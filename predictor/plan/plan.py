@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any
 
+from predictor.answer.cautions import of_framework
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
@@ -20,7 +21,7 @@ from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
 from predictor.plan.background import Background
 from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
-from predictor.plan.memory import Counts, Memory
+from predictor.plan.memory import Counts, Memory, Point
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
@@ -188,7 +189,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         found, queues = _searched(waiting, examples, wanted, telling, background)
     if not found.fitting and not found.failed:
         raise _nothing(found.left_out)
-    best = found.fitting[0] if found.fitting else None
+    best = _with_cautions(found.fitting[0], source, memory) if found.fitting else None
+    found.fitting[:1] = [best] if best else []
     chosen = best or _closest(queues, found, memory)
     try:
         standing = Standing.of(*_standing(whole, around, chosen, source))
@@ -378,6 +380,14 @@ def _maxima(best: Configuration, queues: Sequence[Queue], wanted: Wanted, memory
     expandable = with_expandable(best) if wanted.maximize != "sequence" else None
     return (maximum(best, shapes, wanted.maximize, memory),
             maximum(expandable, shapes, wanted.maximize, memory) if expandable else None)
+
+
+def _with_cautions(best: Configuration, source: Source | None, memory: Memory) -> Configuration:
+    """The configuration with what the user's framework may take beyond it, too."""
+    shape, prediction = best.candidate, best.prediction
+    job = memory.job(best.setting, Point(shape.batch, shape.sequence), shape.accumulation)
+    more = of_framework(job, source, prediction.reserved.most)
+    return replace(best, prediction=replace(prediction, cautions=(*prediction.cautions, *more)))
 
 
 def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None

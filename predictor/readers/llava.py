@@ -125,7 +125,8 @@ def _differences(reading: Reading) -> None:
 
 
 def _logits(workload: Keys) -> int:
-    return workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
+    whole = not workload.use_liger_kernel  # which never has all logits at once
+    return whole * workload.per_device_train_batch_size * (workload.sequence_length or 0) * VOCABULARY * 4
 
 
 def _of_4_bits(item: Any, now: Reading) -> Mapping[str, Any] | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from predictor.answer.prediction import MaximumLoad, Prediction
+from predictor.report.units import size_text
+
+_AT = {"per_device_train_batch_size": "batch {:,}", "sequence_length": "{:,} tokens",
+       "per_device_train_batch_size_expandable": "batch {:,} with expandable_segments:True"}
 
 
 def sentences(prediction: Prediction) -> list[str]:
@@ -15,7 +19,16 @@ def sentences(prediction: Prediction) -> list[str]:
         batch = f"at batch {prediction.workload['per_device_train_batch_size']:,}"
         lines.append(f"The longest sequence {batch} is {load.sequence_length:,} tokens." if load.sequence_length
                      else f"No sequence fits {batch}.")
-    return [" ".join(lines), *load.search_limits]
+    return [" ".join(lines), *load.search_limits, *_cautions(load)]
+
+
+def _cautions(load: MaximumLoad) -> list[str]:
+    """One sentence about the load with which the user's framework may take the most beyond what is predicted."""
+    if not load.cautions:
+        return []
+    name, most = max(load.cautions.items(), key=lambda row: row[1].more_bytes)
+    at = _AT[name].format(getattr(load, name))
+    return [f"Caution: {most.text} (at {at}), more than the {size_text(most.free_bytes)} that stay free."]
 
 
 def _batch(load: MaximumLoad) -> str:

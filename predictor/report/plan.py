@@ -72,11 +72,12 @@ def head(console: Console, plan: Plan) -> None:
             _print(console, f"It is not the same training: {differs}.")
     else:
         assert closest is not None  # a plan has a proposed or a closest configuration
-        console.print(f"Nothing fits {where} ({size_text(plan.capacity_bytes)}).", style="bold red")
+        given = " with what is given" if plan.kept else ""
+        console.print(f"Nothing fits {where} ({size_text(plan.capacity_bytes)}){given}.", style="bold red")
         _print(console, f"The closest: {closest.setting.name}, {_shape(closest.candidate)}; it needs GPUs of "
                f"{size_text(closest.prediction.minimum_capacity_bytes or 0)}.")
         if plan.kept:
-            _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Without, more configurations are tried.")
+            _print(console, f"Given, and so kept: {', '.join(plan.kept)}. Leave any out, and more is tried; or change:")
         for sentence in remedies.short(plan.remedies, to_check=remedies.BY_PREDICT):
             _print(console, sentence)
     console.print()
@@ -208,7 +209,7 @@ def _knobs(console: Console, plan: Plan) -> None:
         _print(console, f"Your configuration takes {size_text(plan.before.allocated_bytes)} allocated, "
                f"{size_text(plan.before.reserved_bytes)} reserved where memory is not short.")
     if giving:
-        rows = table(f"from {STANDING[plan.standing]}", "allocated\n(GiB less)", "reserved\n(GiB less)", "costs")
+        rows = table(f"from {STANDING[plan.standing]}", "allocated\nsaved (GiB)", "reserved\nsaved (GiB)", "costs")
         rows.columns[1].justify = rows.columns[2].justify = "right"
         for knob in giving:
             sizes = map(signed, (knob.gives_allocated_bytes, knob.gives_reserved_bytes))

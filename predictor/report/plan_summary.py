@@ -72,7 +72,7 @@ def _ranking(console: Console, plan: Plan, most: int) -> None:
 def _knobs(plan: Plan, most: int) -> Table:
     """A table of the changes that lower the reserved peak most."""
     before = f"{size_text(plan.before.reserved_bytes)} where memory is not short"
-    rows = table(f"from {whole.STANDING[plan.standing]},\n{before}", "reserved\n(GiB less)", "costs")
+    rows = table(f"from {whole.STANDING[plan.standing]},\n{before}", "reserved\nsaved (GiB)", "costs")
     rows.columns[1].no_wrap, rows.columns[1].justify = True, "right"
     rows.columns[0].min_width = LONG_WORD
     rows.columns[2].ratio, rows.expand = 1, True  # else rich cuts off what a column of minimal width leaves no room for

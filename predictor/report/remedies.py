@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predictor.answer.prediction import Caution, Remedy
+from predictor.report.layout import counted
 from predictor.report.units import size_text
 
 MOST = 3
@@ -24,34 +25,38 @@ def caution(row: Caution) -> str:
 
 
 def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: str = "add --remedies",
-          brief: bool = False) -> list[str]:
+          brief: bool = False, most: int = MOST, most_named: int = MOST_NAMED) -> list[str]:
     """The first remedies that fit, or the one that comes closest, and what was not checked; empty without remedies.
 
     Args:
         mode: the workload's key.
         to_check: what the user can do to have the rest checked.
         brief: leave long words of the user's own to ``--details``.
+        most: remedies that are listed.
+        most_named: changes that one sentence names.
     """
     if not judged:
         return []
     fitting = [remedy for remedy in judged if remedy.fits]
-    lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:MOST]] or [_nothing(judged, brief)]
+    lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:most]] or [_nothing(judged, brief)]
     slow, later = ([remedy for remedy in judged if getattr(remedy, name)] for name in ("needs_trace", "needs_time"))
     if len(fitting) < MOST:
-        lines += _named(f"Not checked, as each needs a trace ({to_check})", slow)
-        lines += _named(f"Not checked, to answer soon ({to_check})", later)
+        lines += _named(f"Not checked, as each needs a trace ({to_check})", slow, most_named)
+        lines += _named(f"Not checked, to answer soon ({to_check})", later, most_named)
+    elif slow or later:
+        lines.append(f"Not checked: {counted(len(slow) + len(later), 'change')} ({to_check}).")
     if not slow and not later:
         lines += _named("Checked, and not enough alone",
-                        [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1])
-        lines += _named("Not predicted", [remedy for remedy in judged if remedy.fits is None])
+                        [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
+        lines += _named("Not predicted", [remedy for remedy in judged if remedy.fits is None], most_named)
     return lines
 
 
-def _named(what: str, remedies: Sequence[Remedy]) -> list[str]:
-    """A sentence that names the changes; none without changes."""
+def _named(what: str, remedies: Sequence[Remedy], most: int) -> list[str]:
+    """A sentence that names the first changes; none without changes."""
     changes = [_changes(remedy) if len(remedy.own_words) > LONG else change_text(remedy) for remedy in remedies]
-    more = f" and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else ""
-    return [f"{what}: {'; '.join(changes[:MOST_NAMED])}{more}."] if changes else []
+    more = f" and {len(changes) - most} more" if len(changes) > most else ""
+    return [f"{what}: {'; '.join(changes[:most])}{more}."] if changes else []
 
 
 def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) -> str:
@@ -65,7 +70,14 @@ def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) 
     notes = [f"price: {' and '.join(costs)}" if costs else "",
              f"changes {mode}: {', '.join(remedy.differs)}" if remedy.differs else ""]
     note = "; ".join(filter(None, notes))
-    return f"Fits with {change}: {size_text(remedy.peak_reserved_bytes or 0)} reserved{f' ({note})' if note else ''}."
+    unless = "".join(f", unless {row.text}" for row in remedy.cautions)
+    return f"Fits with {change}: {_reserved(remedy)} reserved{f' ({note})' if note else ''}{unless}."
+
+
+def _reserved(remedy: Remedy) -> str:
+    """The reserved peak, with the upper end of its interval where that is shown as another size."""
+    here, most = size_text(remedy.peak_reserved_bytes or 0), size_text(remedy.peak_reserved_bytes_high or 0)
+    return here if remedy.peak_reserved_bytes_high is None or here == most else f"{here} (up to {most})"
 
 
 def change_text(remedy: Remedy, *, brief: bool = False) -> str:

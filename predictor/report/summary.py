@@ -6,19 +6,26 @@ from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
 from predictor.report import remedies, table
-from predictor.report.layout import counted, details_line, print_wrapped
+from predictor.report.layout import counted, details_line, on_one_screen, print_wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+SIZES = ((remedies.MOST, remedies.MOST_NAMED), (remedies.MOST, 3), (2, 3), (1, 1))
+"""Remedies, and changes that a sentence names."""
+
 
 def report(console: Console, prediction: Prediction) -> None:
     """Prints the verdict, the peaks, the factors, cautions, remedies, and where the rest is."""
-    table.head(console, prediction, brief=True)
-    console.print(table.peak_table(prediction, console.width, small=False))
-    console.print()
-    advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True)
-    print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))
+    def sized(console: Console, size: tuple[int, int]) -> None:
+        table.head(console, prediction, brief=True)
+        console.print(table.peak_table(prediction, console.width, small=False))
+        console.print()
+        advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True,
+                                most=size[0], most_named=size[1])
+        print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))
+
+    on_one_screen(console, sized, SIZES)
 
 
 def rest(prediction: Prediction) -> str:

@@ -86,8 +86,8 @@ def what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings, capaci
     Args:
         settings: replace those of the recording.
         capacity_bytes: the memory that PyTorch can have. None means what it had where the recording ran out of memory;
-            where it never did, it is the device's memory in the snapshot less ``outside_bytes``. Without one of these
-            two there is no limit.
+            where it never did, it is the device's memory in the snapshot less ``outside_bytes``, or what was reserved
+            in the recording, if that is more. Without one of these there is no limit.
         outside_bytes: the device's memory that PyTorch is assumed not to get.
 
     Raises:
@@ -115,6 +115,8 @@ def what_if(snapshot: Snapshot, device: int, settings: AllocatorSettings, capaci
     assumed = None if outside_bytes is None or own >= UNLIMITED_TOTAL else max(0, own - outside_bytes)
     releases = _Releases(trace, sum(segment.total_size for segment in start.segments), (assumed, capacity_bytes))
     known = releases.limit_bytes if capacity_bytes is None else capacity_bytes
+    if known is None and assumed is not None and assumed < releases.peak_bytes:
+        known = releases.peak_bytes  # which PyTorch evidently got
     try:
         result = _Play(trace, start, (recorded, settings), assumed if known is None else known, total).result(
             device, releases)
@@ -133,6 +135,7 @@ class _Releases:
     Attributes:
         perhaps_refused: as in :class:`WhatIf`.
         limit_bytes: the memory that PyTorch could have in the recording; None if it never ran out.
+        peak_bytes: the most that was reserved in the recording.
     """
 
     def __init__(self, trace: Trace, start_bytes: int, capacities: Iterable[int | None]) -> None:
@@ -150,6 +153,7 @@ class _Releases:
                 peak = max(peak, reserved)
             elif action == Action.OOM:  # its address is the memory that the driver had left
                 limits.append(reserved + min(int(trace.address[index]), max(size - 1, 0)))
+        self.peak_bytes = peak
         self.limit_bytes = max(peak, *limits) if limits else None
         known = next((size for size in (self.limit_bytes, *capacities) if size is not None and size >= peak), None)
         beyond = {first for first, before, needed in groups if needed and before + needed > (known or peak)}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from predictor import readers
+from predictor.answer import decisive_defaults
 from predictor.answer.predict import predict
 from predictor.workload.workload import Workload
 from tests.predictor.readers.test_readers import LLAVA
@@ -74,3 +76,14 @@ def test_an_optimizer_that_only_the_default_says_is_named_where_its_states_are_l
 
 def test_inference_has_none():
     assert said(Workload(**MODEL, mode="inference")) == ()
+
+
+@pytest.mark.parametrize("options, assumed", [({}, True), ({"image_size": "448x336"}, False)])
+def test_the_largest_pictures_of_a_framework_are_said_to_be_assumed(options, assumed, tmp_path):
+    path = tmp_path / "sft.yaml"
+    path.write_text(yaml.safe_dump(FULL | {"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "cutoff_len": 2048}))
+    workload = read(options, path=str(path))
+    workload = workload.fill(images_per_sample=1)
+    prediction = SimpleNamespace(workload=workload.resolved(), source=workload.source)
+    assert [line.split(", the largest")[0] for line in decisive_defaults._pictures(prediction)] == (
+        ["Assumed pictures of 768 pixels a side, 1 a sample"] if assumed else [])

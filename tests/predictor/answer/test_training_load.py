@@ -15,6 +15,7 @@ from predictor.plan import plan
 from predictor.report.maximum_load import sentences
 from predictor.workload.engines import name_of
 from predictor.workload.samples import Samples
+from predictor.workload.value_sources import Note, Source
 from predictor.workload.workload import Workload
 from tests.predictor.outside import outside_bytes
 from tests.predictor.samples import prediction
@@ -197,3 +198,16 @@ def test_the_largest_batch_with_expandable_segments_keeps_the_jobs_other_setting
     found = predict(workload, maximum_load=True).maximum_load.per_device_train_batch_size_expandable
     both = {"allocator_conf": f"max_split_size_mb:512,{EXPANDABLE}"}
     assert fits(workload, **both, **{BATCH: found}) and not fits(workload, **both, **{BATCH: found + 1})
+
+
+def test_the_largest_loads_say_what_the_users_framework_may_take_beyond_them():
+    note = Note("its loss copies the logits once more",
+                more_bytes=lambda workload: workload.per_device_train_batch_size * workload.sequence_length << 18)
+    workload = Workload(**LLAVA, zero_stage=2, per_device_train_batch_size=16).read_from(
+        Source("none", "Mine 1.0", "train.sh", (), notes=(note,)))
+    found = predict(workload, maximum_load=True)
+    load = found.maximum_load
+    at = workload.replace(per_device_train_batch_size=load.per_device_train_batch_size)
+    assert load.cautions["per_device_train_batch_size"] in predict(at).cautions
+    assert load.cautions["sequence_length"].more_bytes == 16 * load.sequence_length << 18
+    assert sum(line.startswith("Caution: its loss copies") for line in sentences(found)) == 1

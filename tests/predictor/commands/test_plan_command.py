@@ -60,7 +60,7 @@ def test_the_short_plan_keeps_the_bytes_and_costs_of_changes_whose_words_are_lon
     path.write_text(json.dumps({"output_dir": "out", "bf16": True, "per_device_train_batch_size": 16}))
     assert main(["plan", "llava-1.5-7b", "--from", str(path), "--sequence-length", "1024", "--data-parallel-size", "8",
                  "--gpu", "a100-40gb", "--no-trace"]) == 0
-    knobs = capsys.readouterr().out.split("(GiB less)   costs")[1].split("\n\n")[0]
+    knobs = capsys.readouterr().out.split("saved (GiB)   costs")[1].split("\n\n")[0]
     assert re.search(r"^PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True +\d+\.\d\d   \w", knobs, re.MULTILINE)
 
 

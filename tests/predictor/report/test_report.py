@@ -265,7 +265,13 @@ def test_where_tensors_have_room_a_remedy_fails_by_fragmentation_and_else_by_ten
 
 
 def test_the_short_answer_names_three_remedies_that_fit():
-    assert len(remedies.short((DIES, *[FIT] * 5, UNKNOWN))) == 3
+    assert remedies.short((DIES, *[FIT] * 5, UNKNOWN)) == [
+        *[remedies.remedy_text(FIT)] * 3, "Not checked: one further change (add --remedies)."]
+
+
+def test_the_upper_end_of_a_reserved_peak_is_given_where_it_reads_otherwise():
+    assert ": 3.00 GiB reserved (" in remedies.remedy_text(replace(FIT, peak_reserved_bytes_high=3 * GIB + 1))
+    assert ": 3.00 GiB (up to 4.00 GiB) reserved (" in remedies.remedy_text(replace(FIT, peak_reserved_bytes_high=4 * GIB))
 
 
 def test_where_nothing_fits_the_closest_change_and_the_unchecked_ones_are_named():

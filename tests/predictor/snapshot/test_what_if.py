@@ -99,10 +99,9 @@ def test_a_capacity_that_is_too_small_ends_the_job():
 
 
 def test_the_memory_of_the_device_in_the_snapshot_is_the_limit_less_what_is_assumed_outside():
-    snapshot = parse(raw(steps(), device_total_memory=[100 * MIB]))
+    snapshot = parse(raw(steps(), device_total_memory=[120 * MIB]))
     result = what_if(snapshot, 0, EXPANDABLE, outside_bytes=60 * MIB)
-    assert (result.total_bytes, result.limit_bytes, result.outside_bytes) == (100 * MIB, 40 * MIB, 60 * MIB)
-    assert result.failure == what_if(parse(raw(steps())), 0, EXPANDABLE, 40 * MIB).failure
+    assert (result.total_bytes, result.limit_bytes, result.outside_bytes) == (120 * MIB, 60 * MIB, 60 * MIB)
     given = what_if(snapshot, 0, EXPANDABLE, 80 * MIB, outside_bytes=60 * MIB)
     assert (given.limit_bytes, given.outside_bytes, given.failure) == (80 * MIB, None, None)
 
@@ -137,3 +136,10 @@ def test_a_part_of_an_unknown_memory_is_refused():
     with pytest.raises(InputError, match="--capacity-bytes"):
         what_if(snapshot, 0, half)
     assert what_if(snapshot, 0, half, GIB).failure is None
+
+
+def test_the_limit_is_no_less_than_what_was_reserved_in_the_recording():
+    allocator = RecordingAllocator()
+    allocator.malloc(60 * MIB)
+    result = what_if(parse(raw(allocator, device_total_memory=[100 * MIB])), 0, EXPANDABLE, outside_bytes=60 * MIB)
+    assert (result.limit_bytes, result.outside_bytes, result.failure) == (60 * MIB, None, None)
