@@ -7,8 +7,8 @@
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/; their names are hashes of their keys.
 They are the formulas of the models in MODELS, those that a plan of the first model tries, those of usual jobs of the
-models in USUAL and of a plan of its first, and those of the kept measurements in profiles/, so that reports predict
-these without torch. Other files there are deleted.
+models in USUAL and of a plan of its first, those of LLaVA's own scripts, and those of the kept measurements in
+profiles/, so that reports predict these without torch. Other files there are deleted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -76,6 +77,17 @@ BY_LLAMAFACTORY = ("llamafactory-cli train --stage sft --do_train --finetuning_t
 USUALLY_PLANNED = {"model": USUAL[0], **BY_OPTIONS[0], "image_size": USUAL_SIZES[0],
                    "sequence_length": USUAL_LENGTHS[0], "gpu": USUAL_ON[0]}
 """A plan on one GPU whose settings are all shipped."""
+BY_LLAVA = (
+    "deepspeed llava/train/train_mem.py --version v1 --vision_tower openai/clip-vit-large-patch14-336 --output_dir out "
+    "--mm_projector_type mlp2x_gelu --mm_vision_select_layer -2 --bf16 True --model_max_length 2048 "
+    "--gradient_checkpointing True --model_name_or_path")
+"""A command with the flags of LLaVA's own scripts (1.2.2, scripts/v1_5/finetune.sh, without its DeepSpeed config)."""
+LLAVA_STAGES = ("--tune_mm_mlp_adapter True", "",
+                "--lora_enable True --lora_r 128 --lora_alpha 256 --mm_projector_lr 2e-5")
+"""What the flags of its scripts add: pretrain.sh, finetune.sh and finetune_lora.sh."""
+VICUNAS = ("lmsys/vicuna-7b-v1.5", "lmsys/vicuna-13b-v1.5")
+
+
 OF_ONE_MODEL = 4
 """Formulas that a process traces in a row: often of one model, which is then prepared once."""
 
@@ -104,7 +116,7 @@ class Wanted(NamedTuple):
 def wanted() -> list[Wanted]:
     """All formulas to ship, each once."""
     exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys(), *record_keys()])
-    return list({one.names[0]: one for one in [*exact, *usual()]}.values())
+    return list({one.names[0]: one for one in [*exact, *usual(), *by_llava()]}.values())
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:
@@ -151,6 +163,18 @@ def usual() -> Iterator[Wanted]:
         with contextlib.suppress(InputError):  # tried by the plan, but not predicted
             if not setting.cuts:
                 yield Wanted.by(setting.workload(batch, 1, USUALLY_PLANNED["sequence_length"]))
+
+
+def by_llava() -> Iterator[Wanted]:
+    """The formulas of LLaVA's own scripts under ZeRO-2 and ZeRO-3, with one sample and with several."""
+    with tempfile.TemporaryDirectory() as directory:
+        for zero in (2, 3):
+            config = Path(directory, f"zero{zero}.json")
+            config.write_text(json.dumps({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": zero}}))
+            for model, stage, gpu, batch in product(VICUNAS, LLAVA_STAGES, PLANNED_ON, (1, 2)):
+                words = [*BY_LLAVA.split(), model, *stage.split(), "--deepspeed", str(config)]
+                options = {"gpu": gpu, "per_device_train_batch_size": batch, "data_parallel_size": 8}
+                yield Wanted.by(Workload.from_mapping(readers.read(words=words, options=options)[0] | options))
 
 
 def _by_options(job: Mapping[str, Any], model: str, pictures: Mapping[str, Any]) -> dict[str, Any]:
