@@ -13,8 +13,9 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
-from predictor.conversations import pictures, rows
+from predictor.conversations import pictures, rows, templates
 from predictor.conversations.rows import Conversation
+from predictor.conversations.templates import Refused
 from predictor.workload.samples import MOST, Samples, Sizes
 
 AT_ONCE = 256
@@ -110,10 +111,12 @@ class Counter:
             raise InputError(f"{where}: is a conversation, but {quoted(self.name)} has no chat template: name files "
                              "of a model that has one")
         try:
-            text = self._processor.apply_chat_template(self._messages(conversation), tokenize=False)
+            text = self._rendered(self._messages(conversation))
             replacements = [self._replacement(size) for size in sizes]
             return self._processor.get_text_with_replacements([text], replacements)[0][0] if sizes else text, False
-        except Exception as error:  # templates raise what they like, and so do processors
+        except Refused as error:
+            raise InputError(f"{where}: {quoted(self.name)}: {error}") from None
+        except Exception as error:  # processors raise what they like
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise InputError(f"{where}: {quoted(self.name)} refuses it: {reason}") from None
 
@@ -136,6 +139,24 @@ class Counter:
             return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
 
         return [{"role": role, "content": in_parts(parts)} for role, parts in conversation.messages]
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        """The text that the chat template makes of messages, as transformers' apply_chat_template asks for it.
+
+        A class with a function of its own in place of a template is asked itself.
+        (transformers 5.17, processing_utils.py and tokenization_utils_base.py.)
+        """
+        from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+        function = type(self._processor).apply_chat_template
+        if function is PreTrainedTokenizerBase.apply_chat_template:
+            template = self._processor.get_chat_template()
+        elif function is ProcessorMixin.apply_chat_template:
+            template = self._processor.chat_template
+            template = template["default"] if isinstance(template, dict) else template
+        else:
+            return self._processor.apply_chat_template(messages, tokenize=False)
+        return templates.shared(LONGEST).render(template, messages, self._tokenizer.special_tokens_map)
 
     def _replaced(self, size: tuple[int, int]) -> str:
         """The text that takes a picture's place, from a blank picture of that height and width.
