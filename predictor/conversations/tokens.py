@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -20,8 +20,10 @@ from predictor.workload.samples import MOST, Samples, Sizes
 
 AT_ONCE = 256
 """Samples whose texts are given to the tokenizer together."""
-LONGEST = 1 << 21
-"""Characters of a sample's text, the places of its pictures' tokens included."""
+LONGEST = 1 << 20
+"""Characters of a sample's text, and of texts that are given to the tokenizer together. It takes 300 bytes for each."""
+LONGEST_WITH_PICTURES = 1 << 23
+"""Characters of a sample's text with the places of its pictures' tokens, of which each token has many."""
 TWO_SIZES = ((224, 224), (448, 896))
 """Heights and widths of pictures that a processor treats alike only if it treats all alike."""
 
@@ -54,10 +56,9 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
     sizes: list[Sizes] = []
     for group in progress(groups) if progress else groups:
         texts = []
-        for where, row in group:
-            conversation = rows.conversation(row, where)
+        for where, conversation in group:
             sizes.append(tuple(pictures.size(said, folder, where) for said in conversation.pictures))
-            texts.append(_checked(counter.text(conversation, sizes[-1], where), where))
+            texts.append(_checked(counter.text(conversation, sizes[-1], where), bool(sizes[-1]), where))
         tokens += counter.lengths(texts)
     for (where, _), count, of_sample in zip(found, tokens, sizes):
         for number, what, least, most in ((count, "tokens", 1, MOST[0]), (len(of_sample), "images", 0, MOST[1])):
@@ -67,10 +68,11 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
     return replace(counted, pictures=tuple(sizes)) if any(sizes) and counter.sizes_matter else counted
 
 
-def _checked(found: tuple[str, bool], where: str) -> tuple[str, bool]:
+def _checked(found: tuple[str, bool], has_pictures: bool, where: str) -> tuple[str, bool]:
     """A text that a tokenizer can take, in a time that is worth waiting for."""
-    if len(found[0]) > LONGEST:
-        raise InputError(f"{where}: is a text of {len(found[0]):,} characters: must have at most {LONGEST:,}")
+    most = LONGEST_WITH_PICTURES if has_pictures else LONGEST
+    if len(found[0]) > most:
+        raise InputError(f"{where}: is a text of {len(found[0]):,} characters: must have at most {most:,}")
     try:
         found[0].encode()
     except UnicodeEncodeError:
@@ -125,9 +127,9 @@ class Counter:
         counts = np.zeros(len(texts), np.int64)
         for special in (False, True):
             rows = [number for number, (_, adds) in enumerate(texts) if adds == special]
-            if rows:
-                ids = self._tokenizer([texts[row][0] for row in rows], add_special_tokens=special)["input_ids"]
-                counts[rows] = [len(one) for one in ids]
+            for part in _parts(rows, [len(text) for text, _ in texts]):
+                ids = self._tokenizer([texts[row][0] for row in part], add_special_tokens=special)["input_ids"]
+                counts[part] = [len(one) for one in ids]
         return counts.tolist()
 
     def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
@@ -171,6 +173,18 @@ class Counter:
             processor.valid_processor_kwargs, tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="np")
         images = processor.image_processor.fetch_images([Image.new("RGB", size[::-1])])
         return processor._process_images(images, **merged["images_kwargs"])[1][0]
+
+
+def _parts(rows: Sequence[int], characters: Sequence[int]) -> Iterator[list[int]]:
+    """Parts of some rows, in order, with :data:`LONGEST` characters at most, or one row that has more."""
+    part: list[int] = []
+    for row in rows:
+        if part and sum(characters[one] for one in part) + characters[row] > LONGEST:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
 
 
 def _loaded(name: str) -> Any:
