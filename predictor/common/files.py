@@ -68,18 +68,41 @@ def read_text(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST
         raise InputError(f"{file_name(path)}: is not a text file in UTF-8") from None
 
 
+def lines(text: str) -> Iterator[str]:
+    """Yields the lines of a text. A list of them, or a stream of the text, would take several times its memory."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
 def read_bytes(path: str | os.PathLike[str], what: str, most_bytes: int = LARGEST_FILE_BYTES) -> bytes:
     """The content of a file of at most ``most_bytes`` bytes. It reads at most one byte more.
 
     Raises:
         InputError: no such file, not readable, or too large.
     """
+    with opened(path, what) as stream:
+        data = bytearray()
+        while len(data) <= most_bytes and (chunk := stream.read(min(CHUNK_BYTES, most_bytes + 1 - len(data)))):
+            data += chunk
+    if len(data) > most_bytes:
+        raise InputError(f"{file_name(path)}: is larger than {most_bytes >> 20} MiB: this is not {what}")
+    return bytes(data)
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], what: str, *, pipes: bool = True) -> Iterator[io.BufferedReader]:
+    """A file from outside, opened by :func:`open_bounded`.
+
+    Raises:
+        InputError: no such file, or not readable.
+    """
     name = file_name(path)
     try:
-        with open_bounded(path) as stream:
-            data = bytearray()
-            while len(data) <= most_bytes and (chunk := stream.read(min(CHUNK_BYTES, most_bytes + 1 - len(data)))):
-                data += chunk
+        with open_bounded(path, pipes=pipes) as stream:
+            yield stream
     except FileNotFoundError:
         raise InputError(f"{name}: no such file: check the path of {what} (looked in the current directory)") from None
     except IsADirectoryError:
@@ -87,9 +110,6 @@ def read_bytes(path: str | os.PathLike[str], what: str, most_bytes: int = LARGES
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{name}: cannot be read: {reason}") from None
-    if len(data) > most_bytes:
-        raise InputError(f"{name}: is larger than {most_bytes >> 20} MiB: this is not {what}")
-    return bytes(data)
 
 
 class NotAFile(OSError):
@@ -178,12 +198,24 @@ def parse_json(text: str, name: str, strict_for: str = "") -> Any:
     Raises:
         InputError: a syntax error, a repeated key, or a number or nesting that is too long.
     """
-    text = text if strict_for else _without_comments(text)
+    try:
+        return _plain_json(text, name)
+    except json.JSONDecodeError as error:
+        failure = error
+    if not strict_for and len(text) <= LARGEST_FILE_BYTES:  # no file that somebody wrote by hand has more
+        try:
+            return _plain_json(_without_comments(text), name)
+        except json.JSONDecodeError as error:
+            failure = error
+    raise InputError(f"{name}: not valid JSON at line {failure.lineno}, column {failure.colno}: {failure.msg}" + (
+        f" ({strict_for} takes no comments and trailing commas)" if strict_for else ""))
+
+
+def _plain_json(text: str, name: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _no_repeats(pairs, name))
-    except json.JSONDecodeError as error:
-        raise InputError(f"{name}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}" + (
-            f" ({strict_for} takes no comments and trailing commas)" if strict_for else "")) from None
+    except json.JSONDecodeError:
+        raise
     except (ValueError, RecursionError):  # an integer with thousands of digits, or thousands of brackets
         raise InputError(f"{name}: not valid JSON: a number or the nesting is too long") from None
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 ORIENTATION = 0x0112
 """The tag of EXIF that says how a picture is turned. From 5 on, height and width change places."""
 SIDEWAYS = 5
+MOST_PIXELS = 50_000_000
+"""Pixels of a picture. Each size is given to the processor as a blank picture, which takes ten bytes a pixel."""
+MOST_TIMES_AS_LONG = 200
+"""How many times as long as wide a picture may be. Processors that scale the shorter side to 336 pixels make the other
+side so many times as long; Qwen2-VL's refuses more (transformers, image_processing_qwen2_vl.py, smart_resize)."""
 
 
 def size(said: Any, folder: str, where: str) -> tuple[int, int]:
@@ -41,13 +46,17 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
     except ImportError:
         raise InputError("the sizes of pictures are read with Pillow: pip install pillow") from None
     with _opened(said, folder, where) as (stream, name), warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # nothing is decompressed
+        warnings.simplefilter("ignore")  # of large pictures, of which nothing is decompressed, and of odd tags
         try:
             with Image.open(stream) as picture:
                 width, height = picture.size
                 turned = picture.getexif().get(ORIENTATION, 1)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow's formats raise
-            raise InputError(f"{where}: {name}: is no picture that can be read: {error}") from None
+        except Exception as error:  # Pillow's formats raise what they like of damaged files
+            reason = quoted(str(error), 200)[1:-1]
+            raise InputError(f"{where}: {name}: is no picture that can be read: {reason}") from None
+    if width * height > MOST_PIXELS or max(width, height) > MOST_TIMES_AS_LONG * min(width, height):
+        raise InputError(f"{where}: {name}: has {width:,} x {height:,} pixels: must have {MOST_PIXELS:,} in all at "
+                         f"most, and sides of which none is more than {MOST_TIMES_AS_LONG} times the other")
     return (width, height) if isinstance(turned, int) and turned >= SIDEWAYS else (height, width)
 
 

@@ -17,13 +17,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.files import parse_json, read_bytes, read_text
+from predictor.common.files import CHUNK_BYTES, lines, opened, parse_json, read_text
 from predictor.common.suggestions import file_name, quoted
 
 LARGEST_FILE_BYTES = 2 << 30
 """Bytes of a file, and of what the rows of a Parquet file unpack to."""
 AT_ONCE = 16
 """Rows of a Parquet file that are unpacked together: a few bytes of it may stand for many."""
+MOST_TIMES, SPARE_BYTES = 64, 128 << 20
+"""Most by which a Parquet file may grow when it is unpacked: so many times its bytes, and so many bytes more."""
+OBJECT_BYTES = 50
+"""Memory of any value in Python, about."""
 MARKER = "<image>"
 """Stands in a text for the next picture (LLaVA, llava/constants.py; LLaMA-Factory, extras/constants.py; ms-swift)."""
 ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function_call": "assistant",
@@ -54,16 +58,16 @@ class Conversation:
     text: str = ""
 
 
-def read(path: str) -> list[tuple[str, Any]]:
-    """The rows of a file as plain data, each with its place for messages.
+def read(path: str) -> list[tuple[str, Conversation]]:
+    """The rows of a file as conversations, each with its place for messages.
 
     Raises:
-        InputError: the file cannot be read, or holds no row.
+        InputError: the file cannot be read, or holds no row; or the first wrong row (:func:`conversation`).
     """
     name, ending = file_name(path), path.lower().rpartition(".")[2]
     if ending not in FORMS:
         raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its rows are written")
-    rows = list(FORMS[ending](path, name))
+    rows = [(where, conversation(row, where)) for where, row in FORMS[ending](path, name)]
     if not rows:
         raise InputError(f"{name}: holds no sample")
     return rows
@@ -78,7 +82,7 @@ def _json(path: str, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _jsonl(path: str, name: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(read_text(path, "the dataset", LARGEST_FILE_BYTES).split("\n"), start=1):
+    for number, line in enumerate(lines(read_text(path, "the dataset", LARGEST_FILE_BYTES)), start=1):
         if line.strip():
             where = f"{name}: line {number:,}"
             yield where, parse_json(line, where, "a dataset")
@@ -86,21 +90,43 @@ def _jsonl(path: str, name: str) -> Iterator[tuple[str, Any]]:
 
 def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
-        from pyarrow import ArrowException, parquet
+        from pyarrow import parquet
     except ImportError:
         raise InputError(f"{name}: Parquet files are read with pyarrow: pip install pyarrow") from None
-    try:
-        file = parquet.ParquetFile(io.BytesIO(read_bytes(path, "the dataset", LARGEST_FILE_BYTES)))
+    with opened(path, "the dataset", pipes=False) as stream:
+        size = stream.seek(0, io.SEEK_END)
+        most = min(LARGEST_FILE_BYTES, MOST_TIMES * size + SPARE_BYTES)
         number = unpacked = 0
-        for batch in file.iter_batches(AT_ONCE):
-            unpacked += batch.nbytes
-            if unpacked > LARGEST_FILE_BYTES:
-                raise InputError(f"{name}: unpacks to more than {LARGEST_FILE_BYTES >> 20} MiB: give fewer rows")
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{name}: row {number:,}", row
-    except (ArrowException, ValueError, OSError) as error:
-        raise InputError(f"{name}: is no Parquet file that can be read: {error}") from None
+        try:
+            file = parquet.ParquetFile(stream, buffer_size=CHUNK_BYTES)
+            groups = range(file.metadata.num_row_groups)
+            _check_unpacked(sum(file.metadata.row_group(group).total_byte_size for group in groups), most, name)
+            for batch in file.iter_batches(AT_ONCE):
+                _check_unpacked(unpacked + batch.nbytes, most, name)
+                for row in batch.to_pylist():
+                    number += 1
+                    unpacked += _bytes_of(row)
+                    _check_unpacked(unpacked, most, name)
+                    yield f"{name}: row {number:,}", row
+        except InputError:
+            raise
+        except Exception as error:  # besides its own errors, those of Python's values: dates after 9999, time zones
+            reason = quoted(str(error), 200)[1:-1]
+            raise InputError(f"{name}: is no Parquet file that can be read: {reason}") from None
+
+
+def _check_unpacked(size: int, most: int, name: str) -> None:
+    if size > most:
+        raise InputError(f"{name}: unpacks to more than {most >> 20} MiB: give fewer rows")
+
+
+def _bytes_of(value: Any) -> int:
+    """About the memory of a row's values. A table counts a text once that many of its rows share."""
+    if isinstance(value, dict):
+        return OBJECT_BYTES + sum(map(_bytes_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return OBJECT_BYTES + sum(map(_bytes_of, value))
+    return OBJECT_BYTES + (len(value) if isinstance(value, (str, bytes)) else 0)
 
 
 Rows = Callable[[str, str], Iterator[tuple[str, Any]]]

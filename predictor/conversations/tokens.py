@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -13,14 +13,17 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
-from predictor.conversations import pictures, rows
+from predictor.conversations import pictures, rows, templates
 from predictor.conversations.rows import Conversation
+from predictor.conversations.templates import Refused
 from predictor.workload.samples import MOST, Samples, Sizes
 
 AT_ONCE = 256
 """Samples whose texts are given to the tokenizer together."""
-LONGEST = 1 << 21
-"""Characters of a sample's text, the places of its pictures' tokens included."""
+LONGEST = 1 << 20
+"""Characters of a sample's text, and of texts that are given to the tokenizer together. It takes 300 bytes for each."""
+LONGEST_WITH_PICTURES = 1 << 23
+"""Characters of a sample's text with the places of its pictures' tokens, of which each token has many."""
 TWO_SIZES = ((224, 224), (448, 896))
 """Heights and widths of pictures that a processor treats alike only if it treats all alike."""
 
@@ -53,10 +56,9 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
     sizes: list[Sizes] = []
     for group in progress(groups) if progress else groups:
         texts = []
-        for where, row in group:
-            conversation = rows.conversation(row, where)
+        for where, conversation in group:
             sizes.append(tuple(pictures.size(said, folder, where) for said in conversation.pictures))
-            texts.append(_checked(counter.text(conversation, sizes[-1], where), where))
+            texts.append(_checked(counter.text(conversation, sizes[-1], where), bool(sizes[-1]), where))
         tokens += counter.lengths(texts)
     for (where, _), count, of_sample in zip(found, tokens, sizes):
         for number, what, least, most in ((count, "tokens", 1, MOST[0]), (len(of_sample), "images", 0, MOST[1])):
@@ -66,10 +68,11 @@ def read(path: str, processor: str, image_folder: str | None = None, progress: P
     return replace(counted, pictures=tuple(sizes)) if any(sizes) and counter.sizes_matter else counted
 
 
-def _checked(found: tuple[str, bool], where: str) -> tuple[str, bool]:
+def _checked(found: tuple[str, bool], has_pictures: bool, where: str) -> tuple[str, bool]:
     """A text that a tokenizer can take, in a time that is worth waiting for."""
-    if len(found[0]) > LONGEST:
-        raise InputError(f"{where}: is a text of {len(found[0]):,} characters: must have at most {LONGEST:,}")
+    most = LONGEST_WITH_PICTURES if has_pictures else LONGEST
+    if len(found[0]) > most:
+        raise InputError(f"{where}: is a text of {len(found[0]):,} characters: must have at most {most:,}")
     try:
         found[0].encode()
     except UnicodeEncodeError:
@@ -110,10 +113,12 @@ class Counter:
             raise InputError(f"{where}: is a conversation, but {quoted(self.name)} has no chat template: name files "
                              "of a model that has one")
         try:
-            text = self._processor.apply_chat_template(self._messages(conversation), tokenize=False)
+            text = self._rendered(self._messages(conversation))
             replacements = [self._replacement(size) for size in sizes]
             return self._processor.get_text_with_replacements([text], replacements)[0][0] if sizes else text, False
-        except Exception as error:  # templates raise what they like, and so do processors
+        except Refused as error:
+            raise InputError(f"{where}: {quoted(self.name)}: {error}") from None
+        except Exception as error:  # processors raise what they like
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise InputError(f"{where}: {quoted(self.name)} refuses it: {reason}") from None
 
@@ -122,9 +127,9 @@ class Counter:
         counts = np.zeros(len(texts), np.int64)
         for special in (False, True):
             rows = [number for number, (_, adds) in enumerate(texts) if adds == special]
-            if rows:
-                ids = self._tokenizer([texts[row][0] for row in rows], add_special_tokens=special)["input_ids"]
-                counts[rows] = [len(one) for one in ids]
+            for part in _parts(rows, [len(text) for text, _ in texts]):
+                ids = self._tokenizer([texts[row][0] for row in part], add_special_tokens=special)["input_ids"]
+                counts[part] = [len(one) for one in ids]
         return counts.tolist()
 
     def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
@@ -136,6 +141,24 @@ class Counter:
             return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
 
         return [{"role": role, "content": in_parts(parts)} for role, parts in conversation.messages]
+
+    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+        """The text that the chat template makes of messages, as transformers' apply_chat_template asks for it.
+
+        A class with a function of its own in place of a template is asked itself.
+        (transformers 5.17, processing_utils.py and tokenization_utils_base.py.)
+        """
+        from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+        function = type(self._processor).apply_chat_template
+        if function is PreTrainedTokenizerBase.apply_chat_template:
+            template = self._processor.get_chat_template()
+        elif function is ProcessorMixin.apply_chat_template:
+            template = self._processor.chat_template
+            template = template["default"] if isinstance(template, dict) else template
+        else:
+            return self._processor.apply_chat_template(messages, tokenize=False)
+        return templates.shared(LONGEST).render(template, messages, self._tokenizer.special_tokens_map)
 
     def _replaced(self, size: tuple[int, int]) -> str:
         """The text that takes a picture's place, from a blank picture of that height and width.
@@ -150,6 +173,18 @@ class Counter:
             processor.valid_processor_kwargs, tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="np")
         images = processor.image_processor.fetch_images([Image.new("RGB", size[::-1])])
         return processor._process_images(images, **merged["images_kwargs"])[1][0]
+
+
+def _parts(rows: Sequence[int], characters: Sequence[int]) -> Iterator[list[int]]:
+    """Parts of some rows, in order, with :data:`LONGEST` characters at most, or one row that has more."""
+    part: list[int] = []
+    for row in rows:
+        if part and sum(characters[one] for one in part) + characters[row] > LONGEST:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
 
 
 def _loaded(name: str) -> Any:

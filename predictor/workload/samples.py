@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from predictor.common.errors import InputError
-from predictor.common.files import parse_json, read_text
+from predictor.common.files import lines, parse_json, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
 from predictor.common.value_types import Invalid
 from predictor.workload.keys import ImageSize, image_sizes
@@ -88,8 +88,8 @@ def text(samples: Samples, ending: str) -> str:
     if ending == "csv":
         cells = [tuple(columns), *((*row[:2], *map(" ".join, row[2:])) for row in rows)]
         return "".join(f"{','.join(map(str, line))}\n" for line in cells)
-    lines = [json.dumps(dict(zip(columns, row))) for row in rows]
-    return "".join(f"{line}\n" for line in lines) if ending == "jsonl" else "[\n" + ",\n".join(lines) + "\n]\n"
+    texts = [json.dumps(dict(zip(columns, row))) for row in rows]
+    return "".join(f"{text}\n" for text in texts) if ending == "jsonl" else "[\n" + ",\n".join(texts) + "\n]\n"
 
 
 def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -101,14 +101,14 @@ def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _jsonl(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_lines(text), start=1):
+    for number, line in enumerate(lines(text), start=1):
         if line.strip():
             where = f"{name}: line {number:,}"
             yield where, parse_json(line, where)
 
 
 def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    reader = csv.reader(_lines(text))
+    reader = csv.reader(lines(text))
     names = [column.strip() for column in next(_rows(reader, name), [])]
     if not any(name in COLUMNS or nearest(name, COLUMNS) for name in names):
         raise InputError(f"{name}: its first line must name the columns: tokens,images")
@@ -119,15 +119,6 @@ def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise InputError(f"{where}: has {len(row)} value(s), but the first line names {len(names)} column(s)")
         if row:
             yield where, {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Yields the lines of a text. A list of them, or a stream of the text, would take several times its memory."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start) + 1 or len(text)
-        yield text[start:end]
-        start = end
 
 
 def _rows(reader: Any, name: str) -> Iterator[list[str]]:

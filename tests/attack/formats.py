@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from predictor import readers
-from tests.attack import documents, recorded, scripts
+from tests.attack import conversations, documents, recorded, scripts
 from tests.attack.inputs import Input
 
 
@@ -39,7 +39,10 @@ GRAMMARS: dict[str, Grammar] = {
     "verdicts": Grammar(partial(recorded.lines, "h100-80gb/verdicts.jsonl", "measurements"), 1),
     "gates": Grammar(recorded.gates, 1),
     "samples": Grammar(recorded.samples, 2),
-    "dataset": Grammar(recorded.datasets, 1),
+    "dataset": Grammar(conversations.datasets, 1),
+    "parquet": Grammar(conversations.parquet, 1),
+    "picture": Grammar(conversations.pictures, 1),
+    "tokens": Grammar(conversations.tokens, 1),
     "conversation": Grammar(recorded.conversations, 1),
     "log": Grammar(recorded.logs, 2),
     "model": Grammar(recorded.model_files, 2),

@@ -69,9 +69,16 @@ def again(findings: Iterator[dict[str, Any]]) -> list[tuple[str | None, dict[str
     """Judges the inputs of findings again: what is wrong today, with each finding."""
     from tests.attack.inputs import Input
     from tests.attack.judge import judge
-    from tests.attack.targets import nothing_traced
+    from tests.attack.targets import TOKENIZED, imported, nothing_traced
 
-    with tempfile.TemporaryDirectory(prefix="attack-") as name, nothing_traced():
+    def problem(given: Input) -> str | None:
+        tokenized = given.target in TOKENIZED or given.words[:1] == ("samples",)
+        if tokenized:
+            imported()
+        with nothing_traced(tokenized):
+            return judge(given, inside, tokenized).problem
+
+    with tempfile.TemporaryDirectory(prefix="attack-") as name:
         inside = Path(name) / "inside"
         inside.mkdir()
-        return [(judge(Input.from_json(found["input"]), inside).problem, found) for found in findings if found["input"]]
+        return [(problem(Input.from_json(found["input"])), found) for found in findings if found["input"]]

@@ -111,7 +111,8 @@ class Killer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         was_running = process.poll() is None
-        process.send_signal(how)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how) if how is signal.SIGINT else process.send_signal(how)  # a terminal interrupts all processes
         try:
             _, said = process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
@@ -233,8 +234,9 @@ SCENES = {
                        _profile, {"p.json": _json}, _jobs),
 }
 """Name -> scene."""
-PLAN = (("simulation", signal.SIGKILL, 18), ("trace", signal.SIGKILL, 6), ("campaign", signal.SIGKILL, 14), ("check", signal.SIGKILL, 4), ("learn", signal.SIGKILL, 1),
-        ("calibrate", signal.SIGKILL, 1), ("simulation", signal.SIGINT, 5), ("trace", signal.SIGINT, 3))
+PLAN = (("simulation", signal.SIGKILL, 18), ("trace", signal.SIGKILL, 6), ("campaign", signal.SIGKILL, 14), ("check", signal.SIGKILL, 4), ("learn", signal.SIGKILL, 4),
+        ("calibrate", signal.SIGKILL, 4), ("simulation", signal.SIGINT, 5), ("trace", signal.SIGINT, 3), ("check", signal.SIGINT, 3), ("learn", signal.SIGINT, 3),
+        ("calibrate", signal.SIGINT, 3))
 """Scene, signal, and number of kills."""
 
 
@@ -321,8 +323,21 @@ def two_at_once() -> list[str]:
 
 
 LARGE_BYTES = 100 << 20
-LARGE = {"zeros": bytes(1), "lines": b"a: 1\n", "json": b"[", "records": b'{"job": {}}\n'}
+LARGE = {"zeros": bytes(1), "lines": b"a: 1\n", "json": b"[", "records": b'{"job": {}}\n', "rows": b'{"text": "%s"}\n' % (b"a" * 1_000)}
 """Name -> what a file of 100 MB repeats."""
+TRAINED = ("train.py", "--model_name_or_path", "gpt2", "--output_dir", "o", "--max_length", "64")
+LARGE_READ: tuple[tuple[str, ...], ...] = (
+    ("read", "c.yaml"), ("read", "s.sh"), ("workload", "w.json"), ("snapshot", "s.pickle"), ("formula", "f.npz"), ("learned", "f.npz"), ("profile", "p.json"), ("record", "r.json"),
+    ("campaign", "m.jsonl"), ("measurements", "m.jsonl"), ("gates", "g.toml"), ("samples", "l.csv"), ("samples", "l.jsonl"), ("dataset", "d.jsonl"), ("dataset", "d.json"),
+    ("dataset", "d.parquet"), ("log", "x.log"), ("model", "config.json"), ("words", "deepspeed", "--hostfile", "h", *TRAINED),
+    ("words", "accelerate", "launch", "--config_file", "a.yaml", *TRAINED), ("words", "deepspeed", *TRAINED, "--deepspeed", "ds.json"), ("words", "bash", "s.sh"),
+    ("command", "predict", "--workload", "w.yaml"), ("command", "predict", "--from", "s.sh"), ("command", "predict", "f.npz"), ("command", "oom", "x.log"), ("command", "fits", "c.yaml"),
+    ("command", "replay", "s.pickle"), ("command", "profiles", "p.json"), ("command", "predict", "llava-1.5-7b", "--samples", "l.csv"))
+"""Target and its words, of which the one with a file's ending, or else ``h``, names the file of 100 MB."""
+
+
+def _file_of(words: tuple[str, ...]) -> str:
+    return next(word for word in words if word == "h" or word != "train.py" and not word.startswith("llava") and "." in word)
 
 
 def large_files() -> list[str]:
@@ -331,23 +346,21 @@ def large_files() -> list[str]:
     from tests.attack.judge import judge
     from tests.attack.targets import nothing_traced
 
-    targets = {"read": "c.yaml", "workload": "w.json", "snapshot": "s.pickle", "formula": "f.npz", "learned": "f.npz", "profile": "p.json", "record": "r.json",
-               "campaign": "m.jsonl", "measurements": "m.jsonl", "gates": "g.toml", "samples": "l.csv", "log": "x.log", "model": "config.json"}
     wrong = []
     with tempfile.TemporaryDirectory(prefix="attack-") as place, nothing_traced():
         inside = Path(place) / "inside"
         inside.mkdir()
         for kind, piece in LARGE.items():
-            for target, name in targets.items():
-                for file in {name, "s.sh"} if target == "read" else {name}:
-                    content = piece * (LARGE_BYTES // len(piece))
-                    given = Input(target, (file,), {file: content})
-                    del content
-                    os.chdir(place)
-                    found = judge(given, inside)
-                    peak = found.peak_bytes - LARGE_BYTES  # the content, which the attack holds itself
-                    if found.problem and not (found.problem.startswith("memory") and peak <= 500 << 20):
-                        wrong.append(f"{target} of {file} with {kind}: {found.problem[-600:]}")
+            for target, *words in LARGE_READ:
+                file = _file_of(tuple(words))
+                content = piece * (LARGE_BYTES // len(piece))
+                given = Input(target, tuple(words), {file: content})
+                del content
+                os.chdir(place)
+                found = judge(given, inside)
+                peak = found.peak_bytes - LARGE_BYTES  # the content, which the attack holds itself
+                if found.problem and not (found.problem.startswith("memory") and peak <= 500 << 20):
+                    wrong.append(f"{target} of {' '.join(words)} with {kind}: {found.problem[-600:]}")
     return wrong
 
 

@@ -220,23 +220,6 @@ def samples(draw: st.DrawFn) -> Input:
 
 
 @st.composite
-def datasets(draw: st.DrawFn) -> Input:
-    """Files of rows with conversations, in every form."""
-    text = values.mostly(st.sampled_from(("x", "<image>x", "<image><image>", "")), values.odd())
-    parts = st.lists(values.mostly(st.sampled_from(({"type": "text", "text": "x"}, {"type": "image"}, {"type": "image_url", "image_url": {"url": "a.png"}}))), max_size=3)
-    turns = values.mostly(st.lists(values.mostly(st.one_of(
-        st.fixed_dictionaries({"role": values.mostly(st.sampled_from(("system", "user", "assistant"))), "content": values.mostly(st.one_of(text, parts))}),
-        st.fixed_dictionaries({"from": values.mostly(st.sampled_from(("human", "gpt"))), "value": text}))), max_size=4))
-    forms = [{"messages": turns}, {"conversations": turns}, {"prompt": text, "completion": text}, {"instruction": text, "input": text, "output": text},
-             {"query": text, "response": text, "history": values.mostly(st.just([["a", "b"]]))}, {"text": text}, {"x": text}]
-    pictures = {"images": values.mostly(st.sampled_from((["a.png"], ["a.png", "b.png"], [])), values.odd()), "image": values.mostly(st.just("a.png"))}
-    rows = draw(st.lists(st.sampled_from(forms).flatmap(lambda form: values.mostly(st.fixed_dictionaries(form, optional=pictures))), max_size=4))
-    how = draw(st.sampled_from(("json", "jsonl", "jsonl", "parquet")))
-    written = json.dumps(rows) if how == "json" else "\n".join(map(json.dumps, rows))
-    return Input("dataset", (f"d.{how}",), {f"d.{how}": draw(values.damaged(written.encode("utf-8", "surrogatepass")))})
-
-
-@st.composite
 def conversations(draw: st.DrawFn) -> Input:
     """Files of conversations, for inference."""
     turn = st.fixed_dictionaries({"tokens": values.mostly(st.integers(700, 5000)), "new_tokens": values.mostly(st.integers(1, 99))}, optional={

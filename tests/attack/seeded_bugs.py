@@ -1,17 +1,20 @@
 """The seeded bugs, a row each: name, file, old text, new text, what finds it, and the commit that once mended it.
 
-``this attack`` stands for bugs that the attack itself found when it was written.
+The bugs of the commits in :data:`OWN` were found by earlier runs of the attack itself, those of other commits before
+there was one.
 """
 
 from __future__ import annotations
 
+OWN = ("214b051b", "59c5667b", "334f3e8e", "defe1dbb")
+"""Commits that mended what the attack found."""
 TABLE: tuple[tuple[str, ...], ...] = (
     ("a blank that no shell knows ends a word", "predictor/readers/shell_words.py",
-     r'''re.compile(r"[^ \t\n|&;''', r'''re.compile(r"[^\s|&;''', "fuzz shell", "this attack"),
+     r'''re.compile(r"[^ \t\n|&;''', r'''re.compile(r"[^\s|&;''', "fuzz shell", "214b051b"),
     ("a message has the line breaks of a key", "predictor/common/errors.py",
-     'super().__init__(printable(_LINE_BREAK.sub(" ", message)))', "super().__init__(message)", "fuzz llava file", "this attack"),
+     'super().__init__(printable(_LINE_BREAK.sub(" ", message)))', "super().__init__(message)", "fuzz llava file", "214b051b"),
     ("a torn last line stops a check", "calibrate/checks/results_file.py",
-     r'''.rpartition("\n")[0].splitlines()''', ".splitlines()", "kills torn", "this attack"),
+     r'''.rpartition("\n")[0].splitlines()''', ".splitlines()", "kills torn", "214b051b"),
     ("aliases in YAML expand without a limit", "predictor/common/bounded_yaml.py",
      "        _check(*size)\n", "", "fuzz workload", "63e6527f"),
     ("a snapshot may refer to one list many times", "predictor/snapshot/reader.py",
@@ -49,4 +52,20 @@ TABLE: tuple[tuple[str, ...], ...] = (
      '    values |= {name: item for name, item in read_mapping(path, "the workload").items() if name != "optim"} if path else {}\n', "relations prediction 60", ""),
     ("a factor is left out of the sum", "predictor/answer/answer.py",
      "        factors=sum_of(modules), modules", "        factors={**sum_of(modules), Factor.ACTIVATIONS: 0}, modules", "relations prediction 60", ""),
+    ("a line of gates takes the square of its length", "calibrate/regression/gates.py",
+     "        if max(map(len, text.splitlines()), default=0) > LONGEST_LINE:", "        if not text:", "fuzz gates", "51ef93b6"),
+    ("a model's configuration may have values of any type", "predictor/model/models.py",
+     "    _check_types(document, path)\n", "", "fuzz model", "59c5667b"),
+    ("a size may have no value", "predictor/events/sizes.py",
+     "    except (ArithmeticError, LookupError, TypeError, ValueError, StopIteration) as error:", "    except MemoryError as error:", "fuzz formula", "214b051b"),
+    ("the content of a message may be a number", "predictor/conversations/rows.py",
+     "        if not isinstance(content, (str, list, tuple)):\n", "        if not content and content != ():\n", "fuzz dataset", "334f3e8e"),
+    ("a message lists all devices", "predictor/commands/replay.py",
+     "map(str, recorded[:MOST_SHOWN])", "map(str, recorded)", "fuzz snapshot", "defe1dbb"),
+    ("samples take a multiple of their file", "predictor/workload/samples.py",
+     "enumerate(lines(text), start=1)", "enumerate(text.splitlines(), start=1)", "kills large_files", "defe1dbb"),
+    ("a tokenizer gets half a character", "predictor/conversations/tokens.py",
+     "    try:\n        found[0].encode()\n    except UnicodeEncodeError:\n", "    if not found:\n", "fuzz tokens", "755e0731"),
+    ("a table of Parquet may unpack to any size", "predictor/conversations/rows.py",
+     "    if size > most:\n", "    if size < 0:\n", "fuzz parquet", "755e0731"),
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -148,8 +150,23 @@ def dataset(path: str) -> None:
     """Reads the conversations of a dataset."""
     from predictor.conversations import rows
 
-    for where, row in rows.read(path):
-        rows.conversation(row, where)
+    rows.read(path)
+
+
+def picture(said: str) -> None:
+    """Reads the size of a picture, which a row names or holds."""
+    import json
+
+    from predictor.conversations import pictures
+
+    pictures.size(json.loads(said), "", "a row")
+
+
+def tokens(path: str, processor: str) -> None:
+    """Counts the tokens of a dataset with a processor."""
+    from predictor.conversations import tokens
+
+    tokens.read(path, processor)
 
 
 def log(path: str) -> None:
@@ -173,14 +190,37 @@ def model(path: str) -> None:
 
 TARGETS: dict[str, Callable[..., None]] = {
     function.__name__: function for function in (
-        command, read, words, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, dataset, log,
+        command, read, words, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, dataset, picture, tokens, log,
         model)}
 """Name -> what reads an input. It returns if it could, and raises InputError if not; anything else is a finding."""
 
 
+TOKENIZED = ("tokens",)
+"""Formats whose inputs are read with transformers."""
+
+
 @contextlib.contextmanager
-def nothing_traced() -> Iterator[None]:
-    """Inside this context no model is traced: a formula that is not shipped is refused, and torch cannot be imported."""
-    stdin, modules = mock.patch.object(sys, "stdin", io.StringIO()), mock.patch.dict(sys.modules, {"torch": None, "transformers": None})
-    with store.existing_only(), stdin, modules:
+def nothing_traced(tokenized: bool = False) -> Iterator[None]:
+    """Inside this context no model is traced: a formula that is not shipped is refused, and torch cannot be imported.
+
+    Args:
+        tokenized: torch and transformers can be imported, for tokenizers and processors.
+    """
+    modules = {} if tokenized else {"torch": None, "transformers": None}
+    with store.existing_only(), mock.patch.object(sys, "stdin", io.StringIO()), mock.patch.dict(sys.modules, modules):
         yield
+
+
+def imported() -> None:
+    """Imports what the inputs of :data:`TOKENIZED` need: seconds and some 700 MB, which no input can change."""
+    from tests.attack import conversations
+
+    for name in ("tokenizer", "llava", "qwen2_5_vl"):
+        conversations.processor(name)
+    with tempfile.TemporaryDirectory() as place:
+        for name, content in {**conversations.processor("llava"), "d.jsonl": DATASET}.items():
+            (Path(place) / name).write_bytes(content)
+        tokens(f"{place}/d.jsonl", place)
+
+
+DATASET = b'{"messages": [{"role": "user", "content": "x"}]}'

@@ -37,8 +37,11 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     from tests.attack.formats import GRAMMARS
     from tests.attack.inputs import Input
     from tests.attack.judge import judge
-    from tests.attack.targets import nothing_traced
+    from tests.attack.targets import TOKENIZED, imported, nothing_traced
 
+    tokenized = grammar in TOKENIZED
+    if tokenized:
+        imported()
     done: dict[str, Any] = {"inputs": 0, "refused": 0, "seconds": 0.0, "bytes": 0, "problems": 0, "findings": []}
     inside = directory / "inside"
     inside.mkdir(exist_ok=True)
@@ -49,7 +52,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     @hypothesis.given(GRAMMARS[grammar].strategy())
     def run(given: Input) -> None:
         (directory / CURRENT).write_text(json.dumps(given.to_json()))
-        found = judge(given, inside)
+        found = judge(given, inside, tokenized)
         done["inputs"] += 1
         done["refused"] += found.refused
         done["seconds"], done["bytes"] = max(done["seconds"], found.seconds), max(done["bytes"], found.peak_bytes)
@@ -60,7 +63,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
             if until_first:
                 raise Enough
 
-    with nothing_traced(), contextlib.suppress(Enough):
+    with nothing_traced(tokenized), contextlib.suppress(Enough):
         run()
     return done | {"seconds": round(done["seconds"], 2)}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from predictor.common.errors import InputError
-from predictor.conversations import pictures
+from predictor.conversations import pictures, rows
 from predictor.conversations.rows import KNOWN_ROLES, MARKER, ROLES, conversation
 
 WORDS = st.sampled_from(["messages", "conversations", "role", "from", "content", "value", "image", "images", "text", "type",
@@ -61,3 +61,43 @@ def test_a_picture_that_exif_turns_has_its_turned_size(orientation, size):
 def test_what_is_no_picture_is_refused(said, tmp_path):
     with pytest.raises(InputError, match="a row: "):
         pictures.size(said, str(tmp_path), "a row")
+
+
+@pytest.mark.parametrize("size", [(201, 1), (1, 65_000), (8_000, 8_000)], ids=str)
+def test_a_picture_that_no_processor_can_scale_is_refused(size, monkeypatch):
+    """Of one as thin as a pixel CLIP's processor would make 22 GB."""
+    stream = io.BytesIO()
+    Image.new("1", size).save(stream, "PNG")
+    with pytest.raises(InputError, match="a row: the picture in the row: has .* pixels: must have 50,000,000 in all"):
+        pictures.size(stream.getvalue(), "", "a row")
+
+
+def test_what_a_library_raises_of_a_damaged_picture_is_one_line():
+    stream = io.BytesIO()
+    Image.new("RGB", (24, 48)).save(stream, "DDS")
+    data = bytearray(stream.getvalue())
+    data[80:84] = (1 << 22).to_bytes(4, "little")  # flags that Pillow has not: NotImplementedError
+    with pytest.raises(InputError, match="no picture that can be read: Unknown pixel format"):
+        pictures.size(bytes(data), "", "a row")
+
+
+@pytest.mark.parametrize("column", [[2**62], [[]]], ids=str)
+def test_parquet_with_values_that_python_has_not_is_refused(column, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kind = pa.duration("s") if column == [2**62] else pa.list_(pa.string())
+    parquet.write_table(pa.table({"x": pa.array(column, kind)}), tmp_path / "d.parquet")
+    with pytest.raises(InputError, match="d.parquet: (is no Parquet file that can be read|row 1: must have)"):
+        rows.read(str(tmp_path / "d.parquet"))
+
+
+@pytest.mark.parametrize("as_dictionary", [True, False])
+def test_a_few_bytes_of_parquet_do_not_unpack_to_gigabytes(as_dictionary, tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000, pa.int32()), pa.array(["a" * 1_000_000]))
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "d.parquet", store_schema=as_dictionary)
+    with pytest.raises(InputError, match="unpacks to more than 1[23]. MiB"):
+        rows.read(str(tmp_path / "d.parquet"))

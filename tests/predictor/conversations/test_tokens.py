@@ -140,7 +140,7 @@ def test_a_prediction_over_a_dataset_is_that_over_its_lengths(letters, tmp_path,
 @pytest.mark.parametrize("row, words", [
     ({"images": ["no.png"], "messages": [{"role": "user", "content": "x"}]}, "line 1: .*is a tokenizer alone|no.png"),
     ({"images": ["https://x/y.png"], "messages": [{"role": "user", "content": "x"}]}, "not downloaded"),
-    ({"text": "\ud800"}, "half a character"), ({"text": "a" * (tokens.LONGEST + 1)}, "must have at most 2,097,152"),
+    ({"text": "\ud800"}, "half a character"), ({"text": "a" * (tokens.LONGEST + 1)}, "must have at most 1,048,576"),
     ({"messages": [{"role": "user", "content": 0.5}]}, "must be a text or a list"),
     ({"messages": []}, "must have a list of messages"),
     ({"messages": [{"role": "poet", "content": "x"}]}, "role must be one of"),
