@@ -77,7 +77,7 @@ def _template() -> jinja2.Template:
     try:
         import jinja2
     except ImportError:
-        raise InputError("an HTML report needs jinja2, which is not there: pip install jinja2") from None
+        raise InputError("an HTML report needs jinja2, which is not there: pip install 'peakcast[report]'") from None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True, finalize=_escaped,
                                      keep_trailing_newline=True)
     return environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
