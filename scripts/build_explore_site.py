@@ -8,7 +8,7 @@
 Every page works offline and loads nothing. Pages of this release that are there already are kept (--all makes them
 again), so an interrupted build goes on where it stopped. A page of LLaVA takes a minute. The others also trace what no
 formula is shipped for: jobs without checkpointing, adapters under DeepSpeed, lengths that are no multiples of 8. That
-takes five minutes for a text model and more for others, once, as formulas are kept. No GPU is needed.
+takes three to ten minutes for a model, once, as formulas are kept. No GPU is needed.
 """
 
 from __future__ import annotations

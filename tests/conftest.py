@@ -61,6 +61,7 @@ QUICK = (
 """Files, and directories with a slash, whose tests are quick: they need neither torch nor the emulated GPU."""
 NEED_TORCH = (
     "test_a_command_prints_what_the_page_shows",
+    "test_a_command_that_takes_long_prints_what_the_page_shows",
     "test_filters_are_deepspeeds_own",
     "test_the_table_is_what_the_installed_packages_say",
     "test_layers_that_trl_does_not_name_are_pefts",

@@ -17,16 +17,22 @@ LINKED = [*FILES, *(ROOT / file for file in ("CHANGELOG.md", "CONTRIBUTING.md", 
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<title>[^\n]*)\n(?P<content>.*?)\n?^```$|^(?P<heading>#+) (?P<text>[^\n]+)$",
                    re.MULTILINE | re.DOTALL)
 RECORDED = 'title="recorded'
-"""How the title of an output begins that is not compared, as its command takes too long."""
+"""How the title of an output begins whose command the test command does not run."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A command of a page. ``output`` is what the page shows of its output; None if it shows none, or a recorded one."""
+    """A command of a page.
+
+    Attributes:
+        output: what the page shows of its output; None if it shows none.
+        is_recorded: whether the page says that the test command does not run it.
+    """
 
     page: str
     words: tuple[str, ...]
     output: str | None = None
+    is_recorded: bool = False
 
     def __str__(self) -> str:
         return f"{self.page}: {shlex.join(self.words)}"[:100]
@@ -55,8 +61,7 @@ def examples(file: Path) -> list[Example]:
         elif language == "text":
             if is_last_shown:
                 raise ValueError(f"{name(file)}: no command stands before the output {content[:60]!r}")
-            if RECORDED not in block["title"]:
-                found[-1] = Example(found[-1].page, found[-1].words, content)
+            found[-1] = Example(found[-1].page, found[-1].words, content, RECORDED in block["title"])
             is_last_shown = True
     return found
 

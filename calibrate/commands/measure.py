@@ -17,7 +17,8 @@ EXAMPLES = """examples:
   peakcast measure --workload job.yaml --snapshot history.pickle
 
 One process runs one rank of --data-parallel-size; the other ranks need not exist. Rank "worst" (the
-default) is the rank with the highest predicted peak. The job runs the reference loop (see README).
+default) is the rank with the highest predicted peak. Each step runs forward, keeps only the loss of the
+model's output, runs backward and the optimizer, and sets the gradients to None; the inputs stay.
 Under torchrun all ranks exist, and each writes a record: put {rank} into the name after -o.
 
 exit codes: 0 three steps ran, 1 the job ran out of GPU memory, 2 bad input or environment

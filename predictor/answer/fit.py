@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.answer.predict import predict
@@ -10,6 +11,7 @@ from predictor.answer.prediction import Prediction, Remedy
 from predictor.answer.remedies import with_remedies
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
+from predictor.workload.file_words import file_words
 from predictor.workload.workload import Workload
 
 
@@ -34,8 +36,9 @@ class Fit:
         before_bytes: the reserved peak of the earlier state; None without one, or if that is not predicted.
         before_problem: why the earlier state is not predicted; empty otherwise.
         is_new: whether there is no earlier state although one was asked for.
+        before_file: the name of the file in the earlier state, if it had another one; empty otherwise.
         changes: the keys that differ from the earlier state.
-        remedy: the first change that makes it fit; None if it fits, or if none was found.
+        remedy: the first change that makes it fit, in the words of the file; None if it fits, or if none was found.
     """
 
     file: str
@@ -47,6 +50,7 @@ class Fit:
     before_bytes: int | None = None
     before_problem: str = ""
     is_new: bool = False
+    before_file: str = ""
     changes: tuple[Change, ...] = ()
     remedy: Remedy | None = None
 
@@ -57,13 +61,15 @@ class Fit:
 
 
 def fit(file: str, now: Workload, before: Workload | InputError | None, progress: Progress | None = None, *,
-        compared: bool = False) -> Fit:
+        compared: bool = False, before_file: str = "", by_options: Collection[str] = ()) -> Fit:
     """Judges a workload that has a capacity.
 
     Args:
         file: the name of its file.
         before: the same file's earlier workload, if there is one, or why it could not be read.
         compared: whether an earlier state was asked for.
+        before_file: as in :class:`Fit`.
+        by_options: keys that options set, and the file cannot change.
 
     Raises:
         InputError: ``now`` is not predicted.
@@ -74,7 +80,8 @@ def fit(file: str, now: Workload, before: Workload | InputError | None, progress
     return Fit(file=file, gpu=now.gpu, verdict=prediction.verdict, peak_reserved_bytes=prediction.peak_reserved_bytes,
                capacity_bytes=prediction.capacity_bytes, before_problem=problem,
                before_bytes=None if isinstance(earlier, InputError) else earlier, is_new=compared and before is None,
-               changes=() if isinstance(before, InputError) else _changes(before, now), remedy=_first(prediction))
+               before_file=before_file, changes=() if isinstance(before, InputError) else _changes(before, now),
+               remedy=_in_words_of(file, now, _first(prediction), by_options))
 
 
 def _reserved(before: Workload | InputError | None, progress: Progress | None) -> int | InputError | None:
@@ -96,3 +103,11 @@ def _changes(before: Workload | None, now: Workload) -> tuple[Change, ...]:
 
 def _first(prediction: Prediction) -> Remedy | None:
     return next((remedy for remedy in prediction.remedies or () if remedy.fits), None)
+
+
+def _in_words_of(file: str, now: Workload, remedy: Remedy | None, by_options: Collection[str]) -> Remedy | None:
+    """The remedy as entries of the user's workload file. A framework's own configuration has its words already."""
+    if remedy is None or now.source is not None or not remedy.keys.keys().isdisjoint(by_options):
+        return remedy
+    words = file_words(now, remedy.keys, file)
+    return replace(remedy, own_words=words, where=file) if words else remedy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.output, arguments.markdown):
         output.check_path(path, arguments.force)
     output.check_different(arguments.markdown, arguments.output, "--markdown and -o")
-    rows = [_judged(file, now, before, arguments) for file, now, before in _workloads(arguments)]
+    rows = [_judged(configuration, arguments) for configuration in _configurations(arguments)]
     from predictor.report import fits
 
     def report(console: Console) -> None:
@@ -63,15 +64,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if any(row.problem for row in rows) else 1 if any(row.verdict != "fits" for row in rows) else 0
 
 
-def _workloads(arguments: argparse.Namespace) -> list[tuple[str, Workload | InputError, Workload | InputError | None]]:
-    """Each file with its workload, or the reason why it has none, and the same of its earlier state if it has one."""
+@dataclass(frozen=True)
+class Configuration:
+    """A file with its workload, or the reason why it has none, and the same of its earlier state if it has one."""
+
+    file: str
+    now: Workload | InputError
+    before_file: str = ""
+    before: Workload | InputError | None = None
+
+
+def _configurations(arguments: argparse.Namespace) -> list[Configuration]:
+    names: dict[str, str] = {}
     earlier: dict[str, Workload | InputError] = {}
     if arguments.base is not None:
         from predictor.common import git
 
+        names = git.names_in_revision(arguments.base, arguments.files)
         with git.in_revision(arguments.base, options.CONFIGURATIONS):
-            earlier = {file: _read(file, arguments) for file in arguments.files if os.path.isfile(file)}
-    return [(file, _read(file, arguments), earlier.get(file)) for file in arguments.files]
+            earlier = {file: _read(name, arguments) for file, name in names.items() if os.path.isfile(name)}
+    return [Configuration(file, _read(file, arguments), names.get(file, file), earlier.get(file))
+            for file in arguments.files]
 
 
 def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
@@ -79,10 +92,11 @@ def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
     one = copy.copy(arguments)
     one.model, one.workload, one.from_file = None, None, None
     try:
-        if _is_workload(file):
+        if _is_workload(file, one.from_format):
             one.workload, one.from_format = file, None
         else:
             one.from_file = file
+        _check_model(options.given(one))
         workload = options.workload(one)
         if code_names.is_code_name(workload.model):
             raise InputError(f"{file_name(file)}: the model {quoted(workload.model)} is code, which fits does not run, "
@@ -93,22 +107,45 @@ def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
         return InputError(source.told(str(error)) if source else str(error))
 
 
-def _is_workload(file: str) -> bool:
-    """Whether a file has keys of a workload only, a model among them."""
+def _check_model(given: options.Given) -> None:
+    """Says what to do about a file without a model; a framework's own configuration has its own word for it.
+
+    Raises:
+        InputError: the file cannot name a model, or is a workload without one.
+    """
+    if "model" in given.values:
+        return
+    if given.source is None:
+        raise InputError("names no model: add one, such as model: llava-1.5-7b")
+    if given.source.format == "deepspeed":
+        raise InputError("this is a DeepSpeed config, which does not say what is trained: give the file of the "
+                         "training that names it, such as a workload with the key deepspeed")
+
+
+def _is_workload(file: str, from_format: str | None) -> bool:
+    """Whether a file has keys of a workload only; a model among them if it may also be of the named format."""
     if not file.lower().endswith((".yaml", ".yml", ".json")):
         return False
-    return {"model"} <= read_mapping(file, "the configuration").keys() <= KEYS.keys()
+    keys = read_mapping(file, "the configuration").keys()
+    return keys <= KEYS.keys() and ("model" in keys or from_format is None)
 
 
-def _judged(file: str, now: Workload | InputError, before: Workload | InputError | None,
-            arguments: argparse.Namespace) -> Fit:
+def _judged(configuration: Configuration, arguments: argparse.Namespace) -> Fit:
     from predictor.answer import fit
 
+    file, now = configuration.file, configuration.now
     if isinstance(now, InputError):
-        return fit.Fit(file=file, problem=str(now))
+        return fit.Fit(file=file, problem=_without(file, now))
     if now.capacity is None:
         raise InputError(f"{file_name(file)}: names no GPU: add --gpu, such as --gpu a100-40gb")
+    renamed = configuration.before_file if os.path.abspath(configuration.before_file) != os.path.abspath(file) else ""
     try:
-        return fit.fit(file, now, before, output.progress, compared=arguments.base is not None)
+        return fit.fit(file, now, configuration.before, output.progress, compared=arguments.base is not None,
+                       before_file=renamed, by_options=options.parsed(arguments, KEYS.keys() - {"model"}))
     except InputError as error:
-        return fit.Fit(file=file, problem=str(error))
+        return fit.Fit(file=file, problem=_without(file, error))
+
+
+def _without(file: str, error: InputError) -> str:
+    """The message without the file's name, which stands before it anyway."""
+    return str(error).removeprefix(f"{file_name(file)}: ")

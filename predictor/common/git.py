@@ -34,11 +34,9 @@ def in_revision(revision: str, suffixes: Sequence[str]) -> Iterator[Path]:
         InputError: Git is missing, this is no repository of it, or it does not know the revision.
     """
     here = Path.cwd()
-    top = Path(_git("rev-parse", "--show-toplevel").decode().strip())
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}",
-                  problem=f"{quoted(revision)} is no revision of this repository: fetch it first, or name another")
+    top, commit = _top(), _commit(revision)
     with TemporaryDirectory(prefix="peakcast-") as folder:
-        files = _listed(commit.decode().strip(), suffixes)
+        files = _listed(commit, suffixes)
         for (path, _), content in zip(files, _contents([object_id for _, object_id in files])):
             target = Path(folder, path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +48,44 @@ def in_revision(revision: str, suffixes: Sequence[str]) -> Iterator[Path]:
             yield place
         finally:
             os.chdir(here)
+
+
+def names_in_revision(revision: str, files: Sequence[str]) -> dict[str, str]:
+    """The name that each of these files has in a revision: another one if Git sees that the file was renamed since.
+
+    Args:
+        files: names of files, relative to the current directory or absolute.
+
+    Returns:
+        Name -> name in the revision, relative to the current directory. Files outside the repository are left out.
+
+    Raises:
+        InputError: as :func:`in_revision`.
+    """
+    here = os.getcwd()
+    top = _top()
+    renamed = _git("diff", "--name-status", "-z", "--find-renames", "--diff-filter=R", "--no-ext-diff", "--no-textconv",
+                   _commit(revision), "--")
+    rows = iter(renamed.decode(errors="surrogateescape").split("\0")[:-1])
+    before = {now: old for _, old, now in zip(rows, rows, rows)}  # each row: how much is the same, and both names
+    found = {}
+    for file in files:
+        folder, name = os.path.split(os.path.join(here, file))
+        path = os.path.relpath(os.path.join(os.path.realpath(folder), name), top)
+        if not path.startswith(os.pardir):
+            found[file] = os.path.relpath(os.path.join(top, before.get(Path(path).as_posix(), path)), here)
+    return found
+
+
+def _top() -> Path:
+    """The directory of the repository that the current directory is in."""
+    return Path(_git("rev-parse", "--show-toplevel").decode().strip())
+
+
+def _commit(revision: str) -> str:
+    return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}",
+                problem=f"{quoted(revision)} is no revision of this repository: fetch it first, or name another"
+                ).decode().strip()
 
 
 def _listed(commit: str, suffixes: Sequence[str]) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def line(row: Fit, base: str = "") -> str:
     elif row.before_problem:
         parts.append(f"not predicted at {base}")
     elif row.before_bytes is not None:
-        parts.append(f"{_difference(row)} {base}{_listed(row)}")
+        parts.append(f"{_difference(row)}{f' {row.before_file}' * bool(row.before_file)} at {base}{_listed(row)}")
     if row.remedy:
         parts.append(f"it {_lower(remedy_text(row.remedy))}")
     return "; ".join(parts)
@@ -52,7 +52,8 @@ def _since(row: Fit) -> str:
     """What changed since the earlier state, for a cell."""
     if row.is_new or row.before_problem:
         return "new" if row.is_new else "not predicted there"
-    return _difference(row, short=True) + _listed(row) if row.before_bytes else ""
+    was = f"was `{_cell(row.before_file)}`: " if row.before_file else ""
+    return was + _difference(row, short=True) + _listed(row) if row.before_bytes else ""
 
 
 def _size(row: Fit) -> str:
@@ -68,9 +69,9 @@ def _difference(row: Fit, *, short: bool = False) -> str:
     assert row.peak_reserved_bytes is not None and row.before_bytes is not None
     more = row.peak_reserved_bytes - row.before_bytes
     if not more:
-        return "same" if short else "the same as at"
+        return "same" if short else "the same as"
     sign, word = ("+", "more") if more > 0 else ("−", "less")
-    return f"{sign}{size_text(abs(more))}" if short else f"{size_text(abs(more))} {word} than at"
+    return f"{sign}{size_text(abs(more))}" if short else f"{size_text(abs(more))} {word} than"
 
 
 def _listed(row: Fit) -> str:

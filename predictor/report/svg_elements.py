@@ -71,9 +71,28 @@ def gib_axis(most_bytes: float, y: Callable[[float], float], left: float, right:
 
 def document(width: int, height: int, title: str, parts: Iterable[str], *, font_size: int = 13) -> str:
     """A file of its own: the parts on a white ground."""
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-            f'font-size="{font_size}">')
-    return "\n".join([head, named(title), box(0, 0, width, height, fill="#ffffff"), *parts, "</svg>"]) + "\n"
+    return _drawing(width, height, [named(title), box(0, 0, width, height, fill="#ffffff"), *parts],
+                    xmlns="http://www.w3.org/2000/svg", font_family="sans-serif", font_size=font_size)
+
+
+def part_of_page(width: int, height: float, parts: Iterable[str], *, title: str, description: str, name: str) -> str:
+    """A drawing inside an HTML page, which has its styles and its ground.
+
+    Args:
+        title: what it is; screen readers say it, and then the description.
+        description: what it shows.
+        name: begins the anchors of both.
+    """
+    texts = [element(kind, markup(words), id=f"{name}-{kind}")
+             for kind, words in (("title", title), ("desc", description))]
+    return _drawing(width, height, [*texts, *parts], role="img", aria_labelledby=f"{name}-title {name}-desc")
+
+
+def _drawing(width: int, height: float, parts: Iterable[str], *, xmlns: str | None = None,
+             **attributes: Attribute) -> str:
+    """An ``svg`` element. A file needs its namespace, ``xmlns``; a page in HTML does not."""
+    return element("svg", "\n".join(["", *parts, ""]), xmlns=xmlns, viewBox=f"0 0 {width} {_value(height)}",
+                   **attributes) + "\n"
 
 
 def _value(value: Attribute) -> str:

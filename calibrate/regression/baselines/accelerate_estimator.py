@@ -31,7 +31,7 @@ def estimate(workload: Workload) -> Estimate:
         import transformers  # noqa: F401
         from accelerate.commands.estimate import estimate_training_usage
     except ImportError as error:
-        return not_installed(error, "report")
+        return not_installed(error, "calibrate")
     try:
         size = total_size(json.dumps(document, sort_keys=True))
     except Exception as error:  # a field of the configuration can make transformers raise anything

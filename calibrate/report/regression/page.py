@@ -17,6 +17,7 @@ from calibrate.report.regression.paper import paper
 from predictor.common.errors import InputError
 from predictor.common.safe_text import markup
 from predictor.events.events import Factor
+from predictor.report import svg_elements
 from predictor.report.styles import styles
 from predictor.report.svg import COLOURS
 from predictor.version import VERSION
@@ -55,7 +56,7 @@ def page(report: Report, gates: Sequence[Result] = (), *, command: str = "", pro
         InputError: jinja2 is not installed.
     """
     return _template().render(
-        policy=POLICY, style=_style(), width=WIDTH, most_open=MOST_OPEN, version=VERSION, command=command,
+        policy=POLICY, style=_style(), drawing=_drawing, most_open=MOST_OPEN, version=VERSION, command=command,
         profile=profile, headline=f"{words.headline(report)} {words.summary(report)}", real_gpus=report.real_gpus,
         gates=[(bool(gate.broken), line) for gate in gates for line in words.gate_lines(gate)],
         sections=list(_sections(report)))
@@ -76,7 +77,7 @@ def _template() -> jinja2.Template:
     try:
         import jinja2
     except ImportError:
-        raise InputError("an HTML report needs jinja2, which is not there: pip install jinja2") from None
+        raise InputError("an HTML report needs jinja2, which is not there: pip install 'peakcast[report]'") from None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True, finalize=_escaped,
                                      keep_trailing_newline=True)
     return environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
@@ -114,6 +115,12 @@ def _sections(report: Report) -> Iterator[Section]:
     yield _section("cases", "Every case", ("folded", tables.cases(report)))
     if report.skipped:
         yield _section("skipped", "Skipped", ("list", list(map(words.skipped_line, report.skipped))))
+
+
+def _drawing(figure: figures.Figure) -> str:
+    """The SVG of a figure, in the colours of the page's styles."""
+    return svg_elements.part_of_page(WIDTH, figure.height, figure.body, title=figure.title,
+                                     description=figure.description, name=f"figure-{figure.name}")
 
 
 def _section(name: str, title: str, *parts: tuple[str, Any]) -> Section:

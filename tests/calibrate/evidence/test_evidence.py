@@ -200,11 +200,11 @@ def test_the_readme_has_the_figures_of_real_gpus():
     text, found, threads = README.read_text(), comparison.load(), verdicts.read()
     rows = [row for row in page.by_kind(found) if "---" not in row][1:]
     assert len(rows) > 2 and [row for row in rows if f"| real GPU {row}" not in text] == []
-    assert f"the figures of real GPUs ({found.date});" in " ".join(text.split())
+    assert f"The figures of real GPUs ({found.date}) are" in " ".join(text.split())
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
-    assert (f"Of {len(threads.judged_pairs)} public reports, {happened[Happened.OUT_OF_MEMORY]} jobs died, and none is said "
-            f"to fit; {happened[Happened.RAN]} ran, and all are said to fit (a fiftieth is not counted: a setting was "
-            "corrected later).") in " ".join(text.split())
+    assert (f"We also predicted {len(threads.judged_pairs)} jobs reported in public: "
+            f"{happened[Happened.OUT_OF_MEMORY]} ran out of memory, and peakcast calls none of these a fit; "
+            f"{happened[Happened.RAN]} ran, and it calls each a fit. A fiftieth does not count: a setting was changed later.") in " ".join(text.split())
     assert not threads.false_fits
     assert all(judged.verdict is Verdict.FITS for thread, judged in threads.judged_pairs
                if thread.happened is Happened.RAN)

@@ -124,7 +124,7 @@ def test_accelerate_does_not_know_batch_recipe_or_degree():
 
 @pytest.mark.parametrize(("name", "module", "extra"), [
     ("deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "calibrate"),
-    ("accelerate", "accelerate.commands.estimate", "report"),
+    ("accelerate", "accelerate.commands.estimate", "calibrate"),
     ("mem_tracker", "transformers", "trace")])
 def test_a_library_that_is_missing_is_named_with_its_extra(name, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

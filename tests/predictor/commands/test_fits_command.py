@@ -74,6 +74,81 @@ def test_a_new_file_is_called_new(repository, capsys):
     assert answered(capsys, "configs/new.yaml", *GPU, "--base", "main")[1].endswith("; new since main\n")
 
 
+def test_a_renamed_file_is_compared_with_the_old_one(repository, capsys):
+    git("mv", "configs/job.yaml", "configs/run.yaml")
+    Path("configs/run.yaml").write_text(JOB.format(batch=12))
+    text = answered(capsys, "configs/run.yaml", *GPU, "--base", "main")[1]
+    assert " less than configs/job.yaml at main (per_device_train_batch_size 16 → 12)" in text
+
+
+def test_a_renamed_file_is_found_from_another_directory_and_by_its_whole_path(repository, capsys, monkeypatch):
+    git("mv", "configs/job.yaml", "job.yaml")
+    monkeypatch.chdir("configs")
+    assert "; the same as job.yaml at main\n" in answered(capsys, "../job.yaml", *GPU, "--base", "main")[1]
+    assert "; the same as job.yaml at main\n" in answered(capsys, str(repository / "job.yaml"), *GPU, "--base", "main")[1]
+
+
+def test_the_table_says_what_a_file_was_called(repository, capsys):
+    git("mv", "configs/job.yaml", "job.yaml")
+    answered(capsys, "job.yaml", *GPU, "--base", "main", "--markdown", "table.md")
+    assert "| was `configs/job.yaml`: same |" in Path("table.md").read_text()
+
+
+def test_a_file_with_its_whole_path_is_compared_with_the_base(repository, capsys):
+    Path("configs/job.yaml").write_text(JOB.format(batch=8))
+    text = answered(capsys, str(repository / "configs/job.yaml"), *GPU, "--base", "main")[1]
+    assert "(per_device_train_batch_size 16 → 8)" in text
+
+
+LLAMA_FACTORY = """model_name_or_path: llava-hf/llava-1.5-7b-hf
+stage: sft
+do_train: true
+finetuning_type: full
+freeze_vision_tower: true
+deepspeed: zero.json
+dataset: mllm_demo
+template: llava
+cutoff_len: 1024
+per_device_train_batch_size: 24
+bf16: true
+output_dir: out
+"""
+
+
+def test_what_makes_it_fit_is_said_in_the_words_of_a_frameworks_file(repository, capsys):
+    Path("zero.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    Path("job.yaml").write_text(LLAMA_FACTORY)
+    text = answered(capsys, "job.yaml", *GPU, "--data-parallel-size", "8")[1]
+    assert "; it fits with per_device_train_batch_size: 12, gradient_accumulation_steps: 2 (job.yaml): " in text
+
+
+@pytest.mark.parametrize("name, words", [
+    ("job.yaml", "per_device_train_batch_size: 12, gradient_accumulation_steps: 2"),
+    ("job.json", '"per_device_train_batch_size": 12, "gradient_accumulation_steps": 2')])
+def test_what_makes_it_fit_is_said_in_the_words_of_a_workload_file(name, words, repository, capsys):
+    job = yaml.safe_load(JOB.format(batch=24))
+    Path(name).write_text(json.dumps(job))
+    assert f"; it fits with {words} ({name}): " in answered(capsys, name, *GPU)[1]
+
+
+def test_what_an_option_sets_is_changed_by_the_option(repository, capsys):
+    text = answered(capsys, "configs/job.yaml", *GPU, "--per-device-train-batch-size", "24")[1]
+    assert "; it fits with --per-device-train-batch-size 12 --gradient-accumulation-steps 2: " in text
+
+
+def test_a_deepspeed_config_alone_is_answered_with_what_to_give(repository, capsys):
+    Path("zero.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert answered(capsys, "zero.json", *GPU) == (2, (
+        "zero.json: not predicted: this is a DeepSpeed config, which does not say what is trained: give the file of the "
+        "training that names it, such as a workload with the key deepspeed\n"))
+
+
+def test_a_workload_without_a_model_says_so(repository, capsys):
+    Path("job.yaml").write_text(JOB.format(batch=1).partition("\n")[2])
+    assert answered(capsys, "job.yaml", *GPU)[1] == (
+        "job.yaml: not predicted: names no model: add one, such as model: llava-1.5-7b\n")
+
+
 def test_a_file_that_another_one_names_is_taken_from_the_base_too(repository, capsys):
     zero = {"train_micro_batch_size_per_gpu": 16, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     Path("configs/zero.json").write_text(json.dumps(zero))
@@ -185,6 +260,15 @@ def test_the_action_fails_with_one_line_and_comments_what_changed(repository, tm
     assert comment == ("api --silent --method POST repos/somebody/something/issues/7/comments -F body=@comment.md\n"
                        f"<!-- peakcast fits -->\n{summary}")
     assert "| ❌ | `configs/job.yaml` | a100-40gb | 47.75 GiB reserved of 39.39 GiB | +10.78 GiB" in comment
+
+
+def test_the_action_judges_the_limit_where_the_base_cannot_be_fetched(repository, tmp_path):
+    git("remote", "add", "origin", str(tmp_path / "nowhere"))
+    (repository / "configs" / "job.yaml").write_text(JOB.format(batch=24))
+    code, text, summary, _comment = run_action(repository, tmp_path, "main")
+    warning, verdict = text.splitlines()
+    assert (code, warning.startswith("::warning::nothing is compared with main, which cannot be fetched: fatal: ")) == (1, True)
+    assert "does not fit a100-40gb" in verdict and "❌" in summary
 
 
 def test_the_action_edits_its_own_comment(repository, tmp_path):
