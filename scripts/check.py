@@ -9,7 +9,7 @@
 
 Measurements are kept and not made again, so an interrupted check goes on where it stopped.
 
-exit codes: 0 the tolerance holds, 1 it is broken, 2 bad input
+exit codes: 0 the tolerance holds, 1 it is broken, 2 bad input, 130 interrupted
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ CHECKS = registry.CHECKS | {
 }
 """The registry, and the checks that need the tests' modules."""
 BAD_INPUT = 2
+INTERRUPTED = 128 + 2
 WIDTH = 220
 """Width of tables in characters."""
 
@@ -71,6 +72,8 @@ def main(words: list[str]) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:  # what was measured is kept
+        return INTERRUPTED
 
 
 def listing() -> Iterator[str]:

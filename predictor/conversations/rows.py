@@ -176,7 +176,8 @@ def _instruction(row: Mapping[str, Any], where: str) -> Any:
     if asked not in row or answer not in row:
         return None
     turns = [("system", row["system"])] if row.get("system") else []
-    for pair in row.get("history") or ():
+    history = row.get("history") or ()
+    for pair in history if isinstance(history, (list, tuple)) else [history]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise InputError(f"{where}: history must be a list of pairs, question and answer")
         turns += [("user", pair[0]), ("assistant", pair[1])]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from predictor.model import models
 from tests.attack.seeded_bugs import OWN
 
 Row = Mapping[str, Any]
@@ -40,6 +41,7 @@ class Summary:
     formats: dict[str, list[float]] = field(default_factory=dict)
     relations: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
     violations: int = 0
     kills: dict[str, list[int]] = field(default_factory=dict)
     disturbances: dict[str, list[str]] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class Summary:
     def _add_relations(self, row: Row) -> None:
         self.relations.update(row["checked"])
         self.models |= set(row["models"])
+        self.asked |= {*row["models"], *row.get("unanswered", ())}
         self.violations += len(row["violations"])
 
     def _add_kills(self, row: Row) -> None:
@@ -94,7 +97,9 @@ class Summary:
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused: {self.total(2)} findings; "
                f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
-        yield f"{sum(self.relations.values()):,} relations over {len(self.models)} models: {self.violations} violated"
+        known = self.models & set(models.known_names())
+        yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(known)} known by name and {len(self.models - known)} "
+               f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
         yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
                f"{len(self.disturbances)} disturbances: {sum(map(bool, self.disturbances.values()))} with a problem")
         before = sum(bool(row["met"]) and row["met"] not in OWN for row in self.seeded.values())
@@ -124,7 +129,9 @@ def _formats(summary: Summary) -> Iterator[str]:
 
 
 def _relations(summary: Summary) -> Iterator[str]:
-    yield from ("## Relations", "", f"Models: {', '.join(sorted(summary.models)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
+    known = summary.models & set(models.known_names())
+    yield from ("## Relations", "", f"Models known by name: {', '.join(sorted(known)) or 'none'}.",
+                f"Variants of other depths or heads: {', '.join(sorted(summary.models - known)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
     for name, count in sorted(summary.relations.items()):
         yield f"| {name.replace('<=', '≤')} | {count:,} |"
 

@@ -32,6 +32,7 @@ from predictor.common.value_types import thaw
 from predictor.events.events import Moment
 from predictor.formula import store
 from predictor.jobs import dispatch
+from predictor.model import models
 from predictor.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
@@ -53,12 +54,14 @@ class Round:
     Attributes:
         checked: relation -> how often it was checked.
         violations: each with its relation, the jobs and the numbers.
-        models: the models of the jobs.
+        models: the models of the jobs that were answered.
+        asked: the models of all jobs, those that no shipped formula answers among them.
     """
 
     checked: Counter[str] = field(default_factory=Counter)
     violations: list[dict[str, Any]] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
 
     def check(self, relation: str, holds: bool, *jobs: Workload, **numbers: Any) -> None:
         """Counts a relation, and keeps the jobs if it does not hold."""
@@ -76,9 +79,20 @@ def given(job: Workload) -> dict[str, Any]:
 def jobs() -> tuple[Workload, ...]:
     """Jobs whose formulas are shipped: those that were measured, and usual ones."""
     measured = [case.workload for case in files.read(RECORDS)[0] if case.workload.mode == "training"]
-    usual = [Workload(model=model, sequence_length=2048, gpu="h100-80gb", **({} if model in ("llama-3.1-8b", "qwen3-8b") else {"image_size": "768x1024"}
-                      if "qwen" in model and "llava" not in model else {}), **recipe) for model in USUAL for recipe in RECIPES]
+    usual = [usual_job(model, recipe) for model in USUAL for recipe in RECIPES]
     return (*measured, *usual)
+
+
+def usual_job(model: str, recipe: Mapping[str, Any]) -> Workload:
+    """A usual job of a model. One that takes pictures of any size has a size whose formulas are shipped."""
+    config = models.find(model)
+    size = {"image_size": "768x1024"} if config.kind.has_media and config.image_size is None else {}
+    return Workload(model=model, sequence_length=8192 if size and "qwen" not in _family(model) else 2048, gpu="h100-80gb", **size, **recipe)
+
+
+def _family(model: str) -> str:
+    """The first word of a model's name. Those that cut a picture into many tiles need longer sequences for one."""
+    return model.partition("-")[0]
 
 
 def base(draw: random.Random) -> Workload:
@@ -244,6 +258,7 @@ def play(number: int, pairs: tuple[Callable, ...] = PAIRS) -> Round:
     while prediction is None:
         with contextlib.suppress(InputError):
             job = base(draw)
+            found.asked.add(_name(job))
             prediction = answered(job)
     assert job is not None
     found.models.add(_name(job))
@@ -303,13 +318,43 @@ def reader(number: int) -> Round:
                 told = Workload.from_mapping(json.loads(json.dumps({name: thaw(value) for name, value in values.items()})))
                 found.check("a reader's keys, written and read, are the workload", told.resolved() == job.resolved(), job)
                 again = {name: value for name, value in job.resolved().items() if value is not None and name != "torch_compile"}
+                _same_as_its_file(found, one)
                 found.check("a complete workload, written and read, is itself", Workload.from_mapping(json.loads(json.dumps(again))).resolved() == job.resolved(), job)
         run()
+        draw, model = random.Random(number), USUAL[number % len(USUAL)]
+        found.asked.add(model)
+        for _ in range(4):
+            usual = COMMAND.format(model, draw.choice((1, 2, 3, 8)), draw.choice((1, 2, 4)))
+            _same_as_its_file(found, Input("words", tuple(usual.split())), "--gpu", draw.choice(("h100-80gb", "rtx-4090")))
     return found
 
 
+COMMAND = ("llamafactory-cli train --stage sft --do_train --finetuning_type lora --lora_rank 8 --lora_target all --image_max_pixels 262144 --bf16 "
+           "--output_dir o --dataset d --template t --cutoff_len 4096 --model_name_or_path {} --per_device_train_batch_size {} --gradient_accumulation_steps {}")
+"""A command whose formulas are shipped for every usual model (``scripts/build_formulas.py``)."""
+
+
+def _same_as_its_file(found: Round, one: Any, *options: str) -> None:
+    """Compares the answer to a file or command with that of the workload which the answer shows, where both are known."""
+    form = ("--from-format", one.words[1]) if one.target == "read" and len(one.words) > 1 else ()
+    words = ("--from", one.words[0], *form) if one.target == "read" else ("--", *one.words)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), store.existing_only():
+        code = cli.main(["predict", "--json", *options, *words])
+    if code not in (0, 1):
+        return
+    told = json.loads(out.getvalue())
+    shown = Workload.from_mapping({name: value for name, value in told["workload"].items() if value is not None and name != "torch_compile"})
+    again = answered(shown)
+    peaks = {name: size for name, size in told.items() if name.startswith("peak_")}
+    document = json.loads(json.dumps(again.to_json())) if again else {}
+    found.models.add(_name(shown))
+    found.check("a file's prediction is that of the workload which it shows", all(document.get(name) == size for name, size in peaks.items()), shown,
+                told=peaks, again={name: document.get(name) for name in peaks})
+
+
 def adapters(number: int) -> Round:
-    """Adapters of a higher rank, and of more layers, request more. Traced, on a small model."""
+    """Adapters of a higher rank, and of more layers, request more: traced on a small model, and of two models whose formulas are shipped."""
     from tests.predictor.small import small_config
 
     draw, found = random.Random(number), Round(models={"small LLaVA"})
@@ -322,6 +367,14 @@ def adapters(number: int) -> Round:
         peaks = [(predict(job).peak_requested_bytes, job) for _, job in rows]
         for smaller, larger in ((0, 1), (2, 3), (0, 2), (1, 3)):
             found.check("larger adapters request no less", peaks[smaller][0] <= peaks[larger][0], peaks[smaller][1], peaks[larger][1])
+    for model in USUAL[2 * number % len(USUAL):][:2]:
+        found.asked.add(model)
+        ranked = [(job, answered(job)) for job in (usual_job(model, RECIPES[2]), usual_job(model, RECIPES[0]))]  # ranks 8 and 16
+        (small, few), (large, many) = ranked
+        if few and many:
+            found.models.add(model)
+            for counter in ("peak_requested_bytes", "peak_allocated_bytes"):
+                found.check("larger adapters request no less", getattr(few, counter) <= getattr(many, counter), small, large, counter=counter)
     return found
 
 
@@ -366,7 +419,7 @@ KINDS: dict[str, Callable[[int], Round]] = {"prediction": play, "page": page, "r
 
 def rounds(kind: str, first: int, count: int, until_first: bool = False) -> dict[str, Any]:
     """Plays rounds, and adds up what they found. A round that raises is a violation."""
-    checked, violations, models = Counter[str](), [], set()
+    checked, violations, answered_for, asked = Counter[str](), [], set(), set()
     for number in range(first, first + count):
         try:
             found = KINDS[kind](number)
@@ -375,10 +428,11 @@ def rounds(kind: str, first: int, count: int, until_first: bool = False) -> dict
         else:
             checked += found.checked
             violations += found.violations
-            models |= found.models
+            answered_for |= found.models
+            asked |= found.asked
         if violations and until_first:
             break
-    return {"checked": dict(checked), "violations": violations, "models": sorted(models)}
+    return {"checked": dict(checked), "violations": violations, "models": sorted(answered_for), "unanswered": sorted(asked - answered_for)}
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def test_rows_add_up():
     summary = page.Summary.of(ROWS)
     assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
-        "1,500 inputs of 1 formats, 1,000 refused: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models: 0 violated",
+        "1,500 inputs of 1 formats, 1,000 refused: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
         "2 kills: 1 with another end; 1 disturbances: 0 with a problem", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
