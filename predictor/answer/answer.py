@@ -48,12 +48,12 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
     modules, layers = split_at(allocated_run, blocks.peak_at, peak_allocated, job)
     owners = attributed(allocated_run, blocks.peak_at, peak_allocated, job)
     tag = run.events[int(np.argmax(run.live))].tag
-    bound = Bound.of(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high)
+    requested = Bound.of(run.peak, margin.of("requested"))
+    allocated = Bound.of(peak_allocated, margin.of("allocated")).not_below(requested)
+    bound = Bound.of(reserved.bytes, margin.of("reserved"), reserved.low, reserved.high).not_below(allocated)
     return Prediction(
         workload=described, filled_in=tuple(name for name in workload.filled_in if name in described),
-        requested=Bound.of(run.peak, margin.of("requested")),
-        allocated=Bound.of(peak_allocated, margin.of("allocated")),
-        reserved=bound,
+        requested=requested, allocated=allocated, reserved=bound,
         device=device_bound(bound, margin) if workload.gpu or job.profile else None,
         fragmentation_bytes=blocks.reserved_at_peak_bytes - peak_allocated,
         capacity_bytes=capacity, headroom_bytes=None if capacity is None else capacity - reserved.bytes,

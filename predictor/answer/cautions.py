@@ -22,7 +22,7 @@ def cautions(job: Job, verdict: str | None, reserved_bytes: int) -> tuple[Cautio
     if verdict != "fits":
         return ()
     free = _free_bytes(job, reserved_bytes)
-    loops = (Caution(text, more, free) for text, more in other_loops(job, free) if more > free)
+    loops = (caution for caution in other_loops(job, free) if caution.more_bytes > free)
     seen = [*loops, *of_framework(job, job.workload.source, reserved_bytes)]
     return tuple(sorted(seen, key=lambda caution: -caution.more_bytes)[:MOST])
 

@@ -73,14 +73,19 @@ Proposals = tuple[Callable[[Workload], Families], ...]
 def of(workload: Workload) -> list[tuple[Change, ...]]:
     """The families of changes of a workload: those that keep training the same, then others, then other hardware.
 
-    Those within the same engine come before those to another engine.
+    Those within the same engine come before those to another engine, and last those for which the user's framework has
+    no setting.
 
     Raises:
         InputError: the workload cannot be predicted.
     """
     families = proposed(workload, INFERENCE if workload.mode == "inference" else TRAINING)
     return sorted(families, key=lambda family: (
-        family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine))
+        family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine, _changes_code(workload, family[0])))
+
+
+def _changes_code(workload: Workload, change: Change) -> bool:
+    return workload.source is not None and bool(workload.source.without_setting(change.keys))
 
 
 def proposed(workload: Workload, table: Proposals) -> list[tuple[Change, ...]]:

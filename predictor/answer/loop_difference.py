@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.answer.prediction import Caution
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
@@ -24,8 +25,8 @@ CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
-def other_loops(job: Job, free_bytes: int) -> Iterator[tuple[str, int]]:
-    """Loops with which the job would no longer surely fit, in words, and the bytes that each reserves more.
+def other_loops(job: Job, free_bytes: int) -> Iterator[Caution]:
+    """Loops with which the job would no longer surely fit, and the bytes that each reserves more.
 
     Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. First a loop
     that keeps the model's output; then, if it takes notably more, one that keeps gradients, too. Nothing if the loop
@@ -40,15 +41,17 @@ def other_loops(job: Job, free_bytes: int) -> Iterator[tuple[str, int]]:
         return
     keep, outputs = _first_that_dies(job, free_bytes, "after_step")
     if keep:
-        yield (f"the model's output is assumed to be freed before backward; {KEEPING[keep]} keeps it (keep_outputs "
-               f"{keep})"), outputs
+        yield Caution(f"the model's output is assumed to be freed before backward; {KEEPING[keep]} keeps it "
+                      f"(keep_outputs {keep})", outputs, free_bytes,
+                      f"the loop keeps the model's output (keep_outputs {keep})")
     if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
     keep, both = _first_that_dies(job, free_bytes, "before_backward")
     if keep and both > outputs * (1 + NOTABLE):
-        yield ("gradients are assumed to be freed right after the optimizer step; optimizer.zero_grad() before "
-               f"loss.backward() keeps them, and {KEEPING[keep]} keeps the output (keep_outputs {keep}, zero_grad "
-               "before_backward)"), both
+        keys = f"keep_outputs {keep}, zero_grad before_backward"
+        yield Caution("gradients are assumed to be freed right after the optimizer step; optimizer.zero_grad() before "
+                      f"loss.backward() keeps them, and {KEEPING[keep]} keeps the output ({keys})", both, free_bytes,
+                      f"the loop keeps gradients and the model's output ({keys})")
 
 
 def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, int]:

@@ -30,6 +30,12 @@ class Bound:
         """The upper end of the interval, in bytes."""
         return self.bytes if self.high is None else self.high
 
+    def not_below(self, part: Bound) -> Bound:
+        """This size of a whole, whose lower end is no less than that of its part."""
+        if self.low is None or part.low is None or part.low <= self.low:
+            return self
+        return replace(self, low=part.low)
+
     @classmethod
     def of(cls, size: int, relative: tuple[float, float] | None, low: int | None = None,
            high: int | None = None) -> Bound:
@@ -259,11 +265,13 @@ class Caution:
         text: a sentence about its cause.
         more_bytes: bytes by which the job may need more than was predicted.
         free_bytes: bytes that the job may need more while the verdict stays.
+        name: the cause in a few words; empty if ``text`` is short.
     """
 
     text: str
     more_bytes: int
     free_bytes: int
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -286,7 +294,7 @@ class Remedy:
         needs_time: whether that reason is that judging it takes longer than an answer may.
         room_bytes: bytes that the requested peak leaves of what PyTorch surely gets; negative if tensors alone do not
             fit, None if it was not predicted. A change with room that does not fit fails by idle memory.
-        cautions: what the user's framework may take beyond a change that fits, where it is enough to change that.
+        cautions: memory that the prediction of a change that fits may leave out, where it is enough to change that.
     """
 
     changes: tuple[str, ...]

@@ -37,7 +37,7 @@ def report(console: Console, plan: Plan, wrote: str = "") -> None:
         console.print(_ranking(plan))
         console.print()
         for row in plan.found.fitting:
-            console.print(f"# {row.setting.name}, {_shape(row.candidate)}")
+            console.print(f"# {row.setting.name}, {_shape(row.candidate)}", soft_wrap=True)
             typed(console, row)
         console.print()
     _methods(console, plan)

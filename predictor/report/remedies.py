@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from predictor.answer.prediction import Caution, Remedy
-from predictor.report.layout import counted
 from predictor.report.units import size_text
 
 MOST = 3
@@ -43,8 +42,8 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
     if len(fitting) < MOST:
         lines += _named(f"Not checked, as each needs a trace ({to_check})", slow, most_named)
         lines += _named(f"Not checked, to answer soon ({to_check})", later, most_named)
-    elif slow or later:
-        lines.append(f"Not checked: {counted(len(slow) + len(later), 'change')} ({to_check}).")
+    else:
+        lines += _named(f"Not checked ({to_check})", [*slow, *later], most_named)
     if not slow and not later:
         lines += _named("Checked, and not enough alone",
                         [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
@@ -70,7 +69,7 @@ def remedy_text(remedy: Remedy, mode: str = "training", *, brief: bool = False) 
     notes = [f"price: {' and '.join(costs)}" if costs else "",
              f"changes {mode}: {', '.join(remedy.differs)}" if remedy.differs else ""]
     note = "; ".join(filter(None, notes))
-    unless = "".join(f", unless {row.text}" for row in remedy.cautions)
+    unless = "".join(f", unless {row.name or row.text}" for row in remedy.cautions[:1])
     return f"Fits with {change}: {_reserved(remedy)} reserved{f' ({note})' if note else ''}{unless}."
 
 

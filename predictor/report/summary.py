@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
 from predictor.report import remedies, table
-from predictor.report.layout import counted, details_line, on_one_screen, print_wrapped
+from predictor.report.layout import counted, details_line, numbered, on_one_screen, print_wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SIZES = ((remedies.MOST, remedies.MOST_NAMED), (remedies.MOST, 3), (2, 3), (1, 1))
+SIZES = ((remedies.MOST, remedies.MOST_NAMED), (remedies.MOST, 3), (remedies.MOST, 1), (2, 3), (1, 1))
 """Remedies, and changes that a sentence names."""
 
 
@@ -23,14 +23,16 @@ def report(console: Console, prediction: Prediction) -> None:
         console.print()
         advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True,
                                 most=size[0], most_named=size[1])
-        print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction))
+        print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction, size[0]))
 
     on_one_screen(console, sized, SIZES)
 
 
-def rest(prediction: Prediction) -> str:
-    """A sentence that says what ``--details`` has beside the short answer."""
-    return details_line(*left_out(prediction), "all moments")
+def rest(prediction: Prediction, shown: int = remedies.MOST) -> str:
+    """A sentence that says what ``--details`` has beside the short answer, which shows so many remedies."""
+    more = sum(bool(remedy.fits) for remedy in prediction.remedies or ()) - shown
+    return details_line(f"{numbered(more, 'further change')} that would fit" if more > 0 else "",
+                        *left_out(prediction), "all moments")
 
 
 def left_out(prediction: Prediction) -> tuple[str, ...]:

@@ -62,3 +62,9 @@ def test_the_old_name_of_an_interval_works_and_warns_with_the_new_name(counter):
     with pytest.warns(DeprecationWarning, match=f"peak_{counter} is deprecated: use .*peak_{counter}_bytes.*prediction.{counter}") as seen:
         assert getattr(prediction, f"peak_{counter}") is getattr(prediction, counter)
     assert seen[0].filename == __file__
+
+
+def test_the_lower_end_of_a_whole_is_no_less_than_that_of_its_part():
+    assert Bound(10, 5, 15).not_below(Bound(9, 7, 11)) == Bound(10, 7, 15)
+    assert Bound(10, 8, 15).not_below(Bound(9, 7, 11)) == Bound(10, 8, 15)
+    assert Bound(10).not_below(Bound(9, 7, 11)) == Bound(10)

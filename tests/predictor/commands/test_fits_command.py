@@ -32,6 +32,7 @@ def repository(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "repository" / "configs"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))  # what other tests have traced would fit, too
     (folder / "job.yaml").write_text(JOB.format(batch=16))
     git("init", "--quiet")
     commit()

@@ -159,7 +159,8 @@ def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_reserves():
         survival.judge(other.runs, other.setup.allocator, None).reserved.bytes for other in (
             plain, with_loop(plain), with_loop(plain, zero_grad="before_backward")))
     tight = dispatch.prepare(Workload(**keys, capacity_bytes=before + plain.margin.runtime_high))
-    (outputs, one), (gradients, both) = other_loops(tight, 0)
+    cautions = list(other_loops(tight, 0))
+    (outputs, one), (gradients, both) = ((caution.text, caution.more_bytes) for caution in cautions)
     assert "the model's output is assumed to be freed before backward" in outputs and "keep_outputs next_forward" in outputs
     assert "zero_grad before_backward" in gradients
     assert (one, both) == (with_outputs - before, with_both - before)

@@ -266,7 +266,7 @@ def test_where_tensors_have_room_a_remedy_fails_by_fragmentation_and_else_by_ten
 
 def test_the_short_answer_names_three_remedies_that_fit():
     assert remedies.short((DIES, *[FIT] * 5, UNKNOWN)) == [
-        *[remedies.remedy_text(FIT)] * 3, "Not checked: one further change (add --remedies)."]
+        *[remedies.remedy_text(FIT)] * 3, "Not checked (add --remedies): optimizer → host."]
 
 
 def test_the_upper_end_of_a_reserved_peak_is_given_where_it_reads_otherwise():
