@@ -36,6 +36,7 @@ OF_SIDES = (0.75, 0.5)
 """Sides of smaller pictures, relative to the workload's."""
 HARDWARE = {"gpu", "data_parallel_size"}
 SMALLER = "a smaller global batch"
+"""How training differs with a smaller micro batch and no more accumulation."""
 QLORA = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bf16"}
 
 

@@ -23,12 +23,12 @@ def report(console: Console, prediction: Prediction) -> None:
         console.print()
         advice = remedies.short(prediction.remedies, prediction.workload.get("mode", "training"), brief=True,
                                 most=size[0], most_named=size[1])
-        print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, rest(prediction, size[0]))
+        print_wrapped(console, *map(remedies.caution, prediction.cautions), *advice, _rest(prediction, size[0]))
 
     on_one_screen(console, sized, SIZES)
 
 
-def rest(prediction: Prediction, shown: int = remedies.MOST) -> str:
+def _rest(prediction: Prediction, shown: int) -> str:
     """A sentence that says what ``--details`` has beside the short answer, which shows so many remedies."""
     more = sum(bool(remedy.fits) for remedy in prediction.remedies or ()) - shown
     return details_line(f"{numbered(more, 'further change')} that would fit" if more > 0 else "",
