@@ -18,7 +18,7 @@ from predictor.common.value_types import thaw
 from predictor.jobs import dispatch
 from predictor.workload import deepspeed_document
 from predictor.workload.command_line import change_words
-from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS, with_zero
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
@@ -233,7 +233,7 @@ def _zero(w: Workload, **changes: Any) -> dict[str, Any]:
     document = thaw(w.deepspeed) if w.deepspeed else deepspeed_document.document(
         w, dispatch.prepare(w).formula.facts.hidden_size)
     assert document is not None  # the engine is DeepSpeed
-    return by_config(document | {"zero_optimization": document.get("zero_optimization", {}) | changes})
+    return by_config(with_zero(document, **changes))
 
 
 def named(workload: Workload, change: Change) -> Change:

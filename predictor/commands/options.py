@@ -13,9 +13,10 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import file_name, quoted
-from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table
+from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table, thaw
 from predictor.model import models
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
+from predictor.workload.deepspeed_settings import with_zero
 from predictor.workload.keys import KEYS, check_names
 from predictor.workload.value_sources import ENGINE_KEYS
 from predictor.workload.workload import Workload
@@ -209,7 +210,13 @@ def given(arguments: argparse.Namespace) -> Given:
     check_names(values, file)
     values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in ours.items()}
     from_options = ours.keys()
-    overridden = from_options | (ENGINE_KEYS if source and ENGINE_KEYS & from_options else set())
+    overridden = set(from_options)
+    if ENGINE_KEYS & from_options == {"zero_stage"} and values.get("deepspeed") is not None:
+        config = KEYS["deepspeed"].metadata["kind"].check(values["deepspeed"])
+        values["deepspeed"] = with_zero(thaw(config), stage=ours["zero_stage"])
+        overridden |= ENGINE_KEYS - {"deepspeed"} | {"deepspeed.zero_optimization.stage"}
+    elif source and ENGINE_KEYS & from_options:
+        overridden |= ENGINE_KEYS
     overridden |= CHECKPOINTING_KEYS if source and ours.get("gradient_checkpointing") is False else set()
     arguments.source = source.overriding(overridden) if source else None
     values = {name: item for name, item in values.items() if name in from_options or name not in overridden}

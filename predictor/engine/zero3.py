@@ -71,7 +71,7 @@ class Zero3(AlikeRanks):
         self.endless = {number for _, mark, number in self.marks
                         if mark == Mark.RECOMPUTE and self.counts_on and not setup.reentrant_checkpoints}
         """Modules whose backward has no end."""
-        self.events = self._run(own)
+        self.events = self._run({module: sorted(parameters) for module, parameters in own.items()})
 
     def has(self, behaviour: str) -> bool:
         """Whether this release of DeepSpeed has a behaviour of :data:`SWITCHES`."""

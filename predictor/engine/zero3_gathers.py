@@ -8,7 +8,7 @@ the module ends. From the second on the order is known: parameters are prefetche
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Gathers:
 
     Attributes:
         tensors: all parameters.
-        own: number of a module -> the parameters that it gathers.
+        own: number of a module -> the parameters that it gathers, in ascending order.
         persistent: parameters that stay gathered between modules.
         degree: data-parallel degree.
         stream: the stream on which collectives run and their buffers are allocated.
@@ -143,7 +143,7 @@ class Gathers:
         uses: dict[int, list[int]] = defaultdict(list)
         numels = []
         for step, module in enumerate(self.modules):
-            for parameter in sorted(self.own.get(module, ())):
+            for parameter in self.own.get(module, ()):
                 uses[parameter].append(step)
                 self._order.append((parameter, step))
             numels.append(sum(self.tensors[p].numel for p in self.own.get(module, ())))
@@ -151,12 +151,13 @@ class Gathers:
 
     def fetch(self, module: int, *, forward: bool, recompute: bool = False) -> None:
         """Before a module's forward or backward (``fetch_sub_module``)."""
-        own = sorted(self.own.get(module, ()))
+        own = self.own.get(module, ())
         if not self.known:
             self.modules.append(module)
         if not forward:
             self.in_backward[module] = None
-        self._gather([p for p in own if self._is_partitioned(p)])
+        if own:
+            self._gather([p for p in own if self._is_partitioned(p)])
         for parameter in own:
             self.users[parameter].add(module)
             if recompute and self._stays_late(parameter):
@@ -177,7 +178,9 @@ class Gathers:
         """Whether a parameter that a recomputation gathers stays until the backward that started it ends."""
         return self.ends_backward_of_modules and bool(self.in_backward) and not self.tensors[parameter].trainable
 
-    def _prefetch(self, own: list[int]) -> None:
+    def _prefetch(self, own: Sequence[int]) -> None:
+        if not self.ahead:
+            return
         mine = {p for p in own if self.fetched_for.get(p, LONG_AGO) < self.step}
         taken: set[int] = set()
         while self.ahead and len(taken) < len(mine):
@@ -198,7 +201,7 @@ class Gathers:
     def leave(self, module: int, *, forward: bool) -> None:
         """After a module's forward or backward (``release_sub_module``)."""
         own = set(self.own.get(module, ()))
-        going = own - self._staying(module, own) if self.known else set(own)
+        going = own - self._staying(module, own) if self.known and own else set(own)
         if not forward:
             again = self.recomputed.pop(module, set())
             going |= again - self.persistent
@@ -271,7 +274,7 @@ class Gathers:
 
     def read_external(self, module: int, parameter: int) -> None:
         """Gathers a parameter of another module that a module reads. From now on the module fetches it too."""
-        self.own.setdefault(module, []).append(parameter)
+        insort(self.own.setdefault(module, []), parameter)
         if parameter not in self.gathered:
             self.gathered[parameter] = gather_one(self.tape, self.tensors[parameter], self.degree, self.zero)
 

@@ -6,11 +6,10 @@ the user's changed files will have it too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.value_types import thaw
-from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS, with_zero
 from predictor.workload.workload import Workload
 
 SIZES = ("train_batch_size", *(theirs for theirs, ours in SAME_AS.items() if ours in BATCH_KEYS))
@@ -37,10 +36,10 @@ def on_own_config(keys: dict[str, Any], present: Workload | None) -> dict[str, A
     document = {name: "auto" if name in SIZES and isinstance(item, int) else item
                 for name, item in thaw(present.deepspeed).items()
                 if name not in SECTIONS or keys.get(SECTIONS[name]) in (None, getattr(present, SECTIONS[name]))}
-    zero = document.get("zero_optimization")
-    zero = dict(zero) if isinstance(zero, Mapping) else {}  # the first releases had true and false
+    zero = with_zero(document)["zero_optimization"]
+    sections = {}
     for section, values in OFFLOADING.items():
         theirs, on = zero.get(section) or {}, keys.get("offload") in values
         if on != (theirs.get("device", "none") != "none"):
-            zero[section] = {"pin_memory": True, **theirs, "device": "cpu"} if on else {**theirs, "device": "none"}
-    return {**own_dtype, **keys, "deepspeed": document | {"zero_optimization": zero | {"stage": keys["zero_stage"]}}}
+            sections[section] = {"pin_memory": True, **theirs, "device": "cpu"} if on else {**theirs, "device": "none"}
+    return {**own_dtype, **keys, "deepspeed": with_zero(document, **sections, stage=keys["zero_stage"])}

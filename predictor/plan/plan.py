@@ -180,7 +180,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     started = time.perf_counter()
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
-    around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, whole, wanted.firm)
+    around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, _present(whole, source), wanted.firm)
     _check_length(around.settings[0], wanted)
     memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
@@ -250,6 +250,13 @@ def _check_length(setting: Setting, wanted: Wanted) -> None:
     given = setting.keys.get(LENGTH) or wanted.maximize == "sequence"
     if not given and not learned.is_learned_file(setting.keys["model"]):
         dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 1, 1, None))
+
+
+def _present(whole: Mapping[str, Any] | None, source: Source | None) -> Workload | None:
+    """The user's present configuration; None if it is unknown or no valid workload."""
+    with suppress(InputError):
+        return Workload.from_mapping(whole).read_from(source) if whole else None
+    return None
 
 
 def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Callable[[str], str]) -> Wanted:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from predictor.common.errors import InputError
 from predictor.plan.setting import Setting
 from predictor.workload.workload import Workload
 
@@ -40,16 +38,12 @@ TRIED = (MASTERS, NARROW)
 """Precisions that are tried for every job. :data:`ADAPTED` is also tried where adapters train."""
 
 
-def own(whole: Mapping[str, Any] | None, given: Mapping[str, Any]) -> Precision | None:
+def own(present: Workload | None, given: Mapping[str, Any]) -> Precision | None:
     """The user's own precision: that of both given keys, or that of their present loop if it is a plain loop."""
     dtype, mixed_precision = given.get("dtype"), given.get("mixed_precision")
     if dtype is not None and mixed_precision is not None and mixed_precision != "none":
         return Precision(dtype, mixed_precision)
-    with suppress(InputError):  # the present configuration may be no valid workload
-        workload = Workload.from_mapping(whole or {})
-        if workload.engine in PLAIN:
-            return Precision(workload.dtype, workload.mixed_precision)
-    return None
+    return Precision(present.dtype, present.mixed_precision) if present and present.engine in PLAIN else None
 
 
 def tried(fixed: Mapping[str, Any], mine: Precision | None) -> tuple[Precision, ...]:

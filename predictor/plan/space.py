@@ -191,7 +191,7 @@ class Space:
 
 def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection[str] = (),
           label: Callable[[str], str] = str, gpus: int | None = None,
-          whole: Mapping[str, Any] | None = None, firm: Collection[str] | None = None) -> Space:
+          present: Workload | None = None, firm: Collection[str] | None = None) -> Space:
     """Every valid combination of choices that agrees with the given keys.
 
     Args:
@@ -200,7 +200,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         vary, keep: names of axes that vary although they usually do not, and of axes that do not vary. Keys of the
             latter have the values of the present configuration.
         label: the name of a key in messages.
-        whole: the user's present configuration, if it is known. Its DeepSpeed config is that of all ZeRO stages.
+        present: the user's present configuration, if it is known. Its DeepSpeed config is that of all ZeRO stages.
         firm: given keys that no choice may replace; None: all of them.
 
     Raises:
@@ -211,7 +211,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")
-    present, mine = _present(whole), own(whole, given)
+    mine = own(present, given)
     given = {**_kept(present, keep), **given}
     fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
@@ -221,7 +221,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     table = () if is_learned_file(given.get("model")) else (
         engines(gpus, _degree(fixed, TENSOR), tried(fixed, mine)),
         *(_optimizers(present.optim) if present and axis.name == "optim" else axis for axis in AXES[1:]),
-        _instead(whole or given, {key for axis in AXES if axis.name in vary for choice in axis.choices
+        _instead(present or _valid(given), {key for axis in AXES if axis.name in vary for choice in axis.choices
                                   for key in choice.keys}.union(given if firm is None else firm)))
     varied = [_agreeing(axis, fixed, gpus) for axis in table
               if axis.name not in keep and (not axis.asked or axis.name in vary)]
@@ -259,10 +259,10 @@ def _without_idle_checkpoints(keys: dict[str, Any], firm: Collection[str] | None
     return {key: item for key, item in keys.items() if key not in CHECKPOINTING_KEYS or key in firm}
 
 
-def _present(whole: Mapping[str, Any] | None) -> Workload | None:
-    """The user's present configuration; None if it is unknown or no valid workload."""
+def _valid(given: Mapping[str, Any]) -> Workload | None:
+    """The workload of these keys; None if they are too few for one, or contradict each other."""
     with suppress(InputError):
-        return Workload.from_mapping(whole) if whole else None
+        return Workload.from_mapping(given)
     return None
 
 
@@ -273,20 +273,19 @@ def _kept(present: Workload | None, keep: Collection[str]) -> dict[str, Any]:
                                        if key == "offload" or key not in present.filled_in}
 
 
-def _instead(whole: Mapping[str, Any], firm: Collection[str]) -> Axis:
+def _instead(present: Workload | None, firm: Collection[str]) -> Axis:
     """What else could train on one GPU: adapters, or the same model with shorter sequences or smaller pictures.
 
     Args:
-        whole: the user's present configuration, as far as it is known.
+        present: the user's present configuration, as far as it is known. Its framework may decide further keys.
         firm: keys that no choice may replace.
     """
     choices = [Choice("", {})]
-    with suppress(InputError):  # the present configuration may be no valid workload
-        workload = Workload.from_mapping(whole)
-        for table in (changes.ADAPTERS, changes.SAMPLES):
-            choices += [Choice(change.text, change.keys, change.differs, ONE, True, table is changes.SAMPLES)
-                        for family in changes.proposed(workload, table) for change in family
-                        if change.keys.keys().isdisjoint(firm)]
+    if present:
+        choices += [Choice(change.text, changes.said(present, change.keys)[0], change.differs, ONE, True,
+                           table is changes.SAMPLES)
+                    for table in (changes.ADAPTERS, changes.SAMPLES) for family in changes.proposed(present, table)
+                    for change in family if change.keys.keys().isdisjoint(firm)]
     return Axis(INSTEAD, tuple(choices))
 
 

@@ -27,10 +27,10 @@ def report(console: Console, source: Source | None) -> None:
     rows = table("key", "value", "said by")
     lines: dict[str, list[str]] = {}
     for entry in source.values:
-        because = f" ({entry.because})" if entry.because else ""
+        notes = ["overridden by an option"] * (entry.origin == OVERRIDDEN) + [entry.because] * bool(entry.because)
+        because = f" ({', '.join(notes)})" if notes else ""
         if entry.origin != DEFAULT and not entry.key.startswith(SECTION):
-            overridden = ", overridden by an option" if entry.origin == OVERRIDDEN else ""
-            rows.add_row(entry.key, word(entry.value), f"{', '.join(entry.names)}{overridden}{because}")
+            rows.add_row(entry.key, word(entry.value), f"{', '.join(entry.names)}{because}")
         else:
             heading = f"Default of {entry.where}" if entry.origin == DEFAULT else entry.where
             lines.setdefault(heading, []).append(f"{_short(entry)} {word(entry.value)}{because}")

@@ -19,8 +19,8 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
-from predictor.common.errors import InputError
 from predictor.model import transformers_releases
+from predictor.trace.autocast import STAND_IN
 
 _LIBRARY = torch.library.Library("flash_attn_2", "DEF")
 _LIBRARY.define("forward(Tensor query, Tensor key, Tensor value, float dropout) -> (Tensor, Tensor, Tensor)")
@@ -31,10 +31,9 @@ _LIBRARY.impl("backward", lambda query, key, sequences: None, "Meta")
 def _forward(query, key, value, dropout):
     """Returns the output, the row sums and the state of the random generator.
 
-    Inputs are ``[batch, tokens, heads, width]``, or ``[tokens, heads, width]`` if sequences are packed.
+    Inputs are ``[batch, tokens, heads, width]``, or ``[tokens, heads, width]`` if sequences are packed. Which dtypes
+    the kernels take is checked where the call is recorded: other calls only ask for shapes.
     """
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {query.dtype}: use sdpa")
     rows = query.shape[:-1]
     rows = (rows[0], rows[2], rows[1]) if len(rows) == 3 else (rows[1], rows[0])
     return torch.empty_like(query), query.new_empty(rows, dtype=torch.float32), query.new_empty(2, dtype=torch.int64)
@@ -127,11 +126,11 @@ def on_meta() -> Iterator[None]:
     imports = (flash_attn_func, flash_attn_varlen_func, None, pad_input, None)
     target_dtype = caller.get_target_dtype
 
-    def on_cuda(query, module):  # it looks up autocast by the tensor's device type, and meta has no autocast
-        query_on_cuda: Any = SimpleNamespace(dtype=query.dtype, device=torch.device("cuda"))
-        return target_dtype(query_on_cuda, module)
+    def on_stand_in(query, module):  # it looks up autocast by the tensor's device type, and meta has no autocast
+        query_there: Any = SimpleNamespace(dtype=query.dtype, device=torch.device(STAND_IN))
+        return target_dtype(query_there, module)
 
-    with (patch.object(caller, "get_target_dtype", on_cuda),
+    with (patch.object(caller, "get_target_dtype", on_stand_in),
           patch.dict(vars(library), _lazy_imports=lambda *args, **kwargs: imports),
           patch.dict(library.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], general_availability_check=lambda: True)):
         yield

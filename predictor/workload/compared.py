@@ -133,7 +133,8 @@ FEATURES: dict[str, Line] = {
          "zero_grad": ("after_step",)},
         (TRUTH.format("trl") + "::test_a_command_of_trl_needs_what_it_is_read_as",)),
     "flash_attention_2": Line(
-        lambda k: k["attn_implementation"] == "flash_attention_2", BF16 | {"offload": (None,)},
+        lambda k: k["attn_implementation"] == "flash_attention_2",
+        {"dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16")},
         (TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted",)),
     "tensor_parallel_size": Line(
         lambda k: k["tensor_parallel_size"] > 1,
@@ -167,7 +168,7 @@ FEATURES: dict[str, Line] = {
         {"cache_implementation": "is {}, which is not predicted for a conversation yet: use dynamic"}),
     "per_device_eval_batch_size": Line(
         lambda k: k["mode"] == "training" and k["per_device_eval_batch_size"] is not None,
-        {"use_liger_kernel": (False,), "attn_implementation": ("sdpa", "eager")},
+        {"use_liger_kernel": (False,)},
         (TRUTH.format("evaluation") + MEASURED, RECIPES.format("evaluation"))),
     "keep_outputs": Line(
         lambda k: k["keep_outputs"] != "none", LOOP | {"ddp.find_unused_parameters": (None, False)},

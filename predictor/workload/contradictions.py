@@ -403,6 +403,10 @@ CONTRADICTIONS = (
                   and (c["dtype"], c["mixed_precision"]) != ("bf16", "bf16"),
                   lambda c, _: f"is {c['dtype']}, but mixed_precision {c['mixed_precision']} needs fp32 weights: "
                                "leave one of them out"),
+    Contradiction(("dtype", "attn_implementation"),
+                  lambda c: (c["dtype"], c["mixed_precision"], c["attn_implementation"]) == (
+                      "fp32", "none", "flash_attention_2"),
+                  "is fp32, but flash_attention_2 takes only fp16 and bf16: make it bf16, or use sdpa"),
     Contradiction(("sdpa_backend", "dtype"),
                   lambda c: c["mixed_precision"] == "none" and c["dtype"] == "fp32"
                   and c["sdpa_backend"] in ("flash", "cudnn"),

@@ -62,6 +62,13 @@ def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     return values
 
 
+def with_zero(document: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+    """A config with these settings in its section ``zero_optimization``; the rest stays."""
+    zero = document.get("zero_optimization")
+    before = zero if isinstance(zero, Mapping) else {}  # the first releases had true and false
+    return {**document, "zero_optimization": {**before, **settings}}
+
+
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
     """Adds derived keys to the written ones: ``offload``, ``dtype`` if a section decides it, and the degree of tensor
     parallelism, where 0 becomes 1: both turn it off."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from predictor.common.errors import InputError
 from predictor.trace.operators.call import Call
 
 
@@ -22,8 +23,14 @@ def _dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def forward(call: Call) -> None:
-    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout."""
+    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout.
+
+    Raises:
+        InputError: the kernels do not take this dtype.
+    """
     query, *_, dropout = call.args
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {query.dtype}: use sdpa")
     call.results(*call.out[:2])
     partial = []
     if query.dim() == 4 and not dropout:

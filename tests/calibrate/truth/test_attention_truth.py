@@ -87,10 +87,18 @@ def test_a_packed_job_is_predicted(tmp_path, changes):
     {"keep_outputs": "next_forward", "zero_grad": "before_backward"},
     {"padding": "right", "recipe": "full"},
     {"padding": "packed", "per_device_train_batch_size": 3, "zero_stage": 3, "data_parallel_size": 2},
+    {"zero_stage": 3, "offload": "all", "data_parallel_size": 2, "gradient_accumulation_steps": 2},
+    {"padding": "right", "zero_stage": 2, "offload": "optimizer", "data_parallel_size": 2},
+    {"mixed_precision": "bf16"},
+    {"mixed_precision": "bf16", "gradient_checkpointing": False, "padding": "right", "engine": "ddp",
+     "data_parallel_size": 2},
+    {"dtype": "bf16", "mixed_precision": "bf16", "recipe": "lora"},
+    {"per_device_eval_batch_size": 4, "padding": "right"},
     {"padding": "packed", "recipe": "lora", "sequence_length": 160, "per_device_train_batch_size": 4, "quantization": {
         "load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16", "prepare": "trl",
         "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}},
-], ids=["whole", "kept", "padded", "packed-zero3", "packed-4bit"])
+], ids=["whole", "kept", "padded", "packed-zero3", "zero3-offload", "zero2-offload", "autocast",
+        "autocast-padded-ddp", "autocast-lora", "evaluation", "packed-4bit"])
 def test_transformers_around_flash_attn_is_predicted(tmp_path, flash_attn, changes):
     check(workload(tmp_path, gpu="h100-80gb", profile="none", attn_implementation="flash_attention_2", **changes))
 

@@ -77,7 +77,7 @@ def test_a_contradiction_names_the_key_as_it_was_read(capsys, command):
 RUN = ["python", "run.py", "--output_dir", "x", "--model_name_or_path", "gpt2"]
 QWEN = ["--model", "Qwen/Qwen2.5-VL-3B-Instruct", "--dataset", "x"]
 LLAVA = ["python", "llava/train/train_mem.py", "--model_name_or_path", "lmsys/vicuna-7b-v1.5", "--mm_projector_type", "mlp2x_gelu", "--vision_tower"]
-FLASH = 'dtype "fp32": not predicted with flash_attention_2 yet: leave one of them out, or use peakcast learn'
+FLASH = 'dtype is fp32, but flash_attention_2 takes only fp16 and bf16: make it bf16, or use sdpa'
 ABSENT = "sequence_length is not given: add --sequence-length, the tokens of a sample with its images"
 
 
@@ -149,3 +149,17 @@ def test_a_training_where_a_model_is_expected_is_pointed_to_from(capsys, tmp_pat
     path.write_text(text)
     code, _, err = answer(capsys, "predict", str(path))
     assert code == 2 and f"if it configures a training, give it as --from {path}" in " ".join(err.split())
+
+
+def test_a_stage_as_an_option_keeps_the_rest_of_the_users_config(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    zero = {"stage": 3, "reduce_bucket_size": 12_345_678}
+    (tmp_path / "ds.json").write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
+    (tmp_path / "job.json").write_text(json.dumps({
+        "model_name_or_path": "llava-hf/llava-1.5-7b-hf", "deepspeed": "ds.json", "bf16": True, "output_dir": "out",
+        "per_device_train_batch_size": 4, "gradient_checkpointing": True}))
+    words = ["predict", "--from", "job.json", "--sequence-length", "1024", "--data-parallel-size", "8", "--zero-stage", "2"]
+    _, out, _ = answer(capsys, *words, "--json")
+    assert json.loads(out)["workload"]["deepspeed"]["zero_optimization"] == {**zero, "stage": 2}
+    _, out, _ = answer(capsys, *words, "--details")
+    assert "stage 3 (overridden by an option)" in " ".join(out.split())

@@ -42,7 +42,7 @@ def on_config(keys, **changes) -> dict:
 def test_every_zero_setting_has_the_user_s_config_with_its_stage_and_offloading(gpus):
     whole = {**GIVEN, "deepspeed": CONFIG, "dtype": "bf16", "per_device_train_batch_size": 16}
     given = GIVEN | {"data_parallel_size": gpus}
-    found = [setting.workload(2, 3, 1024) for setting in space(given, whole=whole | given, firm=given).settings]
+    found = [setting.workload(2, 3, 1024) for setting in space(given, present=Workload.from_mapping(whole | given), firm=given).settings]
     zero = [workload for workload in found if workload.engine == "deepspeed"]
     assert {workload.zero_stage for workload in zero} >= {1, 2, 3} and {workload.offload for workload in zero} == {
         None, "optimizer", "all"}
@@ -96,5 +96,5 @@ def test_the_proposal_and_what_is_written_are_one_job(files, capsys, monkeypatch
     ("engine", "zero_stage", {2}), ("optim", "optim", {"adamw_torch"}), ("offload", "offload", {None})])
 def test_an_axis_that_does_not_vary_keeps_the_present_value(kept, key, settled):
     whole = {**GIVEN, "deepspeed": CONFIG, "dtype": "bf16", "per_device_train_batch_size": 16, "optim": "adamw_torch"}
-    found = space(GIVEN, keep=[kept], whole=whole, firm=GIVEN).settings
+    found = space(GIVEN, keep=[kept], present=Workload.from_mapping(whole), firm=GIVEN).settings
     assert {getattr(setting.workload(2, 1, 1024), key) for setting in found} == settled

@@ -19,6 +19,8 @@ CONFIG = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps
 JOB = {"model_name_or_path": "llava-hf/llava-1.5-7b-hf", "deepspeed": "zero2.json", "bf16": True, "per_device_train_batch_size": 16,
        "output_dir": "out", "gradient_checkpointing": True, "optim": "adamw_torch_fused", "max_grad_norm": 1.0}
 EIGHT = {"data_parallel_size": 8, "gpu": "h100-80gb", "sequence_length": 1024, "recipe": "finetune"}
+LORA = {"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "stage": "sft", "finetuning_type": "lora", "template": "qwen2_vl",
+        "cutoff_len": 2048, "image_max_pixels": 262144, "output_dir": "out", "per_device_train_batch_size": 1, "bf16": True}
 ONE = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "a100-80gb"}
 
 
@@ -106,5 +108,15 @@ def test_on_several_gpus_what_trains_stays():
 @pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "adamw_bnb_8bit"])
 def test_the_optimizer_of_the_users_job_is_the_usual_one_of_its_plan(optim):
     whole = ONE | {"data_parallel_size": 8, "engine": "ddp", "optim": optim}
-    found = space(ONE | {"data_parallel_size": 8}, whole=whole).settings
+    found = space(ONE | {"data_parallel_size": 8}, present=Workload.from_mapping(whole)).settings
     assert {one.workload(1, 1, 1024).optim for one in found if not one.differs} == {optim}
+
+
+def test_adapters_over_weights_of_4_bits_are_planned_as_the_framework_trains_them(tmp_path):
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(LORA))
+    values, source = readers.read(path=str(tmp_path / "sft.yaml"), options={"gpu": "rtx-4090"})
+    present = Workload.from_mapping(values).read_from(source)
+    firm = {"model", "gpu", "sequence_length"}
+    found = space({key: values[key] for key in values if key != "per_device_train_batch_size"}, present=present, firm=firm).settings
+    quantized = [one.workload(1, 8, 2048) for one in found if one.keys.get("quantization")]
+    assert quantized and {one.mixed_precision for one in quantized} == {"none"}
