@@ -230,7 +230,8 @@ def may_fit_too(what: str, found: Found) -> tuple[str, ...]:
         return ()
     if len(found.untried) == 1:
         return (f"{what} {found.untried[0]:,} were not tried, and may fit too.",)
-    return (f"{what} {found.untried[0]:,} to {found.untried[-1]:,} were not all tried, and some may fit too.",)
+    return (f"{what} {found.untried[0]:,} to {found.untried[-1]:,} were not all tried: some may fit too, as the "
+            "allocator's blocks depend on every size.",)
 
 
 def largest_of_all(room: Room, fits: Callable[[int], bool], least: int, most: int, shortage: Room, *,

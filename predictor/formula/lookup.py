@@ -33,6 +33,8 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     chosen = interpreter.CHOSEN.get()
 
     def trace(key: store.Key) -> Formula:
+        if not key.video_frames:
+            config.check_image_size(key.image_sizes)  # before torch is imported
         return chosen.trace(config, key) if chosen else tracing.trace_formula(config, key, progress=progress)
 
     keys = [replace(key, regime=regime) for regime in regimes.regimes_from_widest(key.regime, shape)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from predictor.common.errors import InputError
 
 FIXED = ("llava", "paligemma", "gemma3")
 """``model_type`` of models whose processors resize every image to the size that the vision tower takes."""
@@ -93,6 +96,16 @@ class ModelConfig:
         if self.document["model_type"] not in FIXED or not isinstance(vision, dict):
             return None
         return None if vision.get("model_type") in ANY_SIZE else vision.get("image_size")
+
+    def check_image_size(self, sizes: Collection[object]) -> None:
+        """Asks for the size of images where the model takes any and none is given.
+
+        Raises:
+            InputError: it is missing.
+        """
+        if self.kind is Modality.IMAGE_TEXT and self.image_size is None and not sizes:
+            raise InputError(f"image_size is not given: {self.name} takes images of any size: give one with "
+                             "--image-size, such as 1024 or 768x1024 (height x width)")
 
     @property
     def fingerprint(self) -> str:

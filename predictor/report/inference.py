@@ -46,16 +46,12 @@ def _why_they_differ(details: Inference, paged: Paged) -> list[str]:
     most = details.concurrent
     if most is None or most.sequences == paged.sequences:
         return []
-    each = most.cache_bytes // most.sequences
-    pass_of = "prefills all of them at once" if most.moment == "prefill" else "decodes all of them at once"
-    generate = (f"generate {pass_of}: with {most.sequences:,} it reserves {size_text(most.reserved_bytes)}, which is "
-                f"{size_text(most.weights_bytes)} for weights, {size_text(most.cache_bytes)} for keys and values "
-                f"({size_text(each)} a sequence, each layer copied as torch.cat extends it), "
-                f"{size_text(most.other_bytes)} for that forward pass, and {size_text(most.idle_bytes)} in idle blocks "
-                "of the allocator")
-    blocks = (f"paged serving copies nothing, and has {paged.gpu_memory_utilization:g} of the GPU minus weights, "
-              f"{size_text(paged.activations_bytes)} for the forward pass of this request's prompts alone, and "
-              f"{size_text(paged.runtime_bytes)} for the runtime")
+    generate = (f"generate {'prefills' if most.moment == 'prefill' else 'decodes'} all {most.sequences:,} at once, in "
+                f"{size_text(most.reserved_bytes)}: {size_text(most.weights_bytes)} of weights, "
+                f"{size_text(most.cache_bytes)} of keys and values, which torch.cat copies, "
+                f"{size_text(most.other_bytes)} for the forward pass, {size_text(most.idle_bytes)} idle")
+    blocks = (f"paged serving copies nothing, and takes {size_text(paged.activations_bytes)} for the forward pass of "
+              f"this request alone and {size_text(paged.runtime_bytes)} for the runtime")
     return [f"Why the two differ: {generate}; {blocks}."]
 
 

@@ -47,7 +47,8 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
     if not slow and not later:
         lines += _named("Checked, and not enough alone",
                         [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
-        lines += _named("Not predicted", [remedy for remedy in judged if remedy.fits is None], most_named)
+        lines += _named("Not predicted (--details says why)",
+                        [remedy for remedy in judged if remedy.fits is None], most_named)
     return lines
 
 

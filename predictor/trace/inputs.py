@@ -220,9 +220,7 @@ class Inputs:
             return {name: values.to(dtype) if values.is_meta else values for name, values in videos.items()}
         fixed = self.config.image_size
         if fixed is None and self.config.kind is Modality.IMAGE_TEXT:
-            if size is None:
-                raise InputError(f"image_size is not given: {self.config.name} takes images of any size: give one with "
-                                 "--image-size, such as 1024 or 768x1024 (height x width)")
+            self.config.check_image_size(self.image_sizes)
             sizes = [[image for image in sample if image is not None] for sample in samples]
             images = image_inputs.processed(self._processor, sizes)
             return {name: torch.empty(values.shape, dtype=dtype, device="meta") if values.is_floating_point()

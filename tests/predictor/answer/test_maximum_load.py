@@ -51,7 +51,7 @@ def test_the_bytes_that_explain_why_generate_holds_other_sequences_than_blocks_a
     assert most.idle_bytes == job.reserved.bytes - job.requested.bytes
     assert most.cache_bytes > 0 and most.other_bytes > 0
     said, = (line for line in sentences(found) if line.startswith("Why the two differ: generate"))
-    assert f"with {most.sequences:,} it reserves " in said and "paged serving copies nothing" in said
+    assert f"all {most.sequences:,} at once, in " in said and "paged serving copies nothing" in said
 
 
 def test_paged_serving_without_room_is_cured_by_the_share_that_its_verdict_names(model):
@@ -183,7 +183,7 @@ def test_where_fitting_is_not_monotone_the_largest_is_found_or_the_rest_is_said(
 
 def test_sizes_that_were_not_all_tried_are_said_in_one_sentence():
     assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28, range(29, 1036))) == (
-        "Larger batches of 29 to 1,035 were not all tried, and some may fit too.",)
+        "Larger batches of 29 to 1,035 were not all tried: some may fit too, as the allocator's blocks depend on every size.",)
     assert largest_size.may_fit_too("Larger batches of", largest_size.Found(28)) == ()
 
 
