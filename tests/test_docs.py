@@ -212,3 +212,27 @@ def test_the_examples_of_a_help_text_parse(name: str):
         for words in documents.peakcast(line):
             cli.parsed(parser, words[1:])
     assert examples
+
+
+NAMED = [(documents.name(file), words) for file in [*(ROOT / ".github").rglob("*.yml"), *(ROOT / "scripts").glob("*.py")]
+         for words in documents.named_commands(file.read_text()) if words[0] in cli.COMMANDS]
+"""The commands that issue forms and the helps of scripts name."""
+
+
+def test_issue_forms_and_helps_of_scripts_name_commands():
+    assert {".github/ISSUE_TEMPLATE/measurement.yml", "scripts/file_measurement.py"} <= {file for file, _ in NAMED}
+
+
+@pytest.mark.parametrize("file, words", NAMED)
+def test_a_command_that_a_form_or_a_help_names_parses(file: str, words: tuple[str, ...]):
+    cli.parsed(cli.load_command(words[0])[1], words[1:])
+
+
+ONLY_JSON = ("calibrate", "schema")
+"""Commands whose ``-o`` writes JSON in any case."""
+
+
+@pytest.mark.parametrize("words", [words for words in sorted({example.words for example in EXAMPLES} | {words for _, words in NAMED})
+                                   if "-o" in words and words[0] not in ONLY_JSON], ids=shlex.join)
+def test_a_command_that_writes_a_json_file_asks_for_json(words: tuple[str, ...]):
+    assert not words[words.index("-o") + 1].endswith(".json") or "--json" in words
