@@ -232,7 +232,7 @@ def test_a_python_without_torch_is_told_what_to_install(tmp_path, capsys):
     venv.create(tmp_path / "bare", with_pip=False)
     python = str(tmp_path / "bare/bin/python")
     assert main(["dryrun", "--", python, "-c", "pass"]) == 2
-    assert f"{python} has no PyTorch: run pip install 'peakcast[calibrate]' there" in capsys.readouterr().err
+    assert f"{python} has no PyTorch: run {python} -m pip install torch (a CUDA build)" in capsys.readouterr().err
 
 
 def test_a_process_that_no_dry_run_started_is_left_alone(monkeypatch):
