@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -195,13 +196,26 @@ def test_the_page_of_security_has_every_command():
     assert set(re.findall(r"`(\w+)(?: --run)?`", " ".join(table))) == set(cli.COMMANDS)
 
 
-def test_the_site_builds_without_warnings(tmp_path):
-    build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True))
-    pages = [path.read_text() for path in tmp_path.rglob("*.html")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The directory of the built site; a warning is an error."""
+    directory = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(directory), strict=True))
+    return directory
+
+
+def test_the_site_builds_without_warnings(site):
+    pages = [path.read_text() for path in site.rglob("*.html")]
     assert len(pages) > 30
     assert any('<code class="option">--json</code>' in page for page in pages)
     assert not any("\\|" in page for page in pages)
     assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
+
+
+def test_the_search_leaves_out_the_tables_of_evidence(site):
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {name for name in found if name.startswith("evidence/")} == {"evidence/index.html"}
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
