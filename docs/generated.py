@@ -39,7 +39,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The text of a page of the site, with the parts made from the code and the site's own links."""
+    """The text of a page of the site, with the parts made from the code and the site's own links.
+
+    The search leaves out the tables of evidence: their many rows would hide every other page.
+    """
+    if page.file.src_uri in ELSEWHERE and page.file.src_uri.startswith("evidence/"):
+        page.meta["search"] = {"exclude": True}
     return with_links_of_the_site(with_parts(markdown), Path(page.file.abs_src_path))
 
 

@@ -71,7 +71,7 @@ def _code(argv: list[str]) -> int:
 
         text = led(argv, str(error))
         if isinstance(error, NotPredicted) and text == str(error):  # else it is a log, and no job
-            text += _run_instead(argv)
+            text += _run_instead(argv) + f"; or {error.otherwise}" * bool(error.otherwise)
         streams.say(f"peakcast: error: {' '.join(text.split())}")
         return BAD_INPUT
     except SystemExit as stop:  # argparse, after --help

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Check a record from somebody's real GPU, and file it under profiles/evidence/contributed/.
 
+    peakcast measure … --json -o run.json                      # or PeakcastCallback(record="run.json")
     python scripts/file_measurement.py run.json --source https://github.com/OWNER/peakcast/issues/12
     peakcast report profiles/evidence/contributed              # all of them beside today's predictions
 
-The record is written by PeakcastCallback(record="run.json") or peakcast measure -o run.json. Only peaks of one real GPU
-are filed: not those of an emulated one, and none of a training whose batches had several shapes. A record that is there
-already is not filed again. The file is copied as it is; its origin goes into sources.json beside it.
+Only peaks of one real GPU are filed: not those of an emulated one, and none of a training whose batches had several
+shapes. A record that is there already is not filed again. The file is copied as it is; its origin goes into
+sources.json beside it.
 
 exit codes: 0 filed, 2 bad input
 """

@@ -102,6 +102,12 @@ def peakcast(line: str) -> Iterator[tuple[str, ...]]:
             yield tuple(word for word in words[1:] if word != "…")
 
 
+def named_commands(text: str) -> list[tuple[str, ...]]:
+    """The arguments of the commands that a text names: in backticks, or on an indented line of their own."""
+    named = re.findall(r"`+(peakcast [^`\n]+)`|^ {4,}(peakcast [a-z].*)$", text, re.MULTILINE)
+    return [words for command in named for words in peakcast(command[0] or command[1])]
+
+
 def links(file: Path) -> list[str]:
     """The targets of the links and pictures of a page, outside its code."""
     return re.findall(r"\]\(([^)\s]+)\)", without_code(file.read_text()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -195,13 +196,26 @@ def test_the_page_of_security_has_every_command():
     assert set(re.findall(r"`(\w+)(?: --run)?`", " ".join(table))) == set(cli.COMMANDS)
 
 
-def test_the_site_builds_without_warnings(tmp_path):
-    build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(tmp_path), strict=True))
-    pages = [path.read_text() for path in tmp_path.rglob("*.html")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The directory of the built site; a warning is an error."""
+    directory = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "docs/mkdocs.yml"), site_dir=str(directory), strict=True))
+    return directory
+
+
+def test_the_site_builds_without_warnings(site):
+    pages = [path.read_text() for path in site.rglob("*.html")]
     assert len(pages) > 30
     assert any('<code class="option">--json</code>' in page for page in pages)
     assert not any("\\|" in page for page in pages)
     assert not [link for page in pages for link in re.findall(r'(?:src|<link[^>]+href)="(https?://[^"]+)', page)]
+
+
+def test_the_search_leaves_out_the_tables_of_evidence(site):
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {name for name in found if name.startswith("evidence/")} == {"evidence/index.html"}
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -212,3 +226,27 @@ def test_the_examples_of_a_help_text_parse(name: str):
         for words in documents.peakcast(line):
             cli.parsed(parser, words[1:])
     assert examples
+
+
+NAMED = [(documents.name(file), words) for file in [*(ROOT / ".github").rglob("*.yml"), *(ROOT / "scripts").glob("*.py")]
+         for words in documents.named_commands(file.read_text()) if words[0] in cli.COMMANDS]
+"""The commands that issue forms and the helps of scripts name."""
+
+
+def test_issue_forms_and_helps_of_scripts_name_commands():
+    assert {".github/ISSUE_TEMPLATE/measurement.yml", "scripts/file_measurement.py"} <= {file for file, _ in NAMED}
+
+
+@pytest.mark.parametrize("file, words", NAMED)
+def test_a_command_that_a_form_or_a_help_names_parses(file: str, words: tuple[str, ...]):
+    cli.parsed(cli.load_command(words[0])[1], words[1:])
+
+
+ONLY_JSON = ("calibrate", "schema")
+"""Commands whose ``-o`` writes JSON in any case."""
+
+
+@pytest.mark.parametrize("words", [words for words in sorted({example.words for example in EXAMPLES} | {words for _, words in NAMED})
+                                   if "-o" in words and words[0] not in ONLY_JSON], ids=shlex.join)
+def test_a_command_that_writes_a_json_file_asks_for_json(words: tuple[str, ...]):
+    assert not words[words.index("-o") + 1].endswith(".json") or "--json" in words

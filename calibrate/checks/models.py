@@ -40,7 +40,7 @@ HEAD = """# Every model, measured and predicted
 
 Peaks in bytes of jobs on the emulated H100 (400 GiB of memory, so that each is measured to its end), and predicted less
 measured. Made by `python scripts/check.py models` on {date} from `evidence/models.jsonl`, which has the date and
-software of each measurement. {jobs} jobs of {models} models: allocated off by {mean:.4%} in the mean and at most
+software of each measurement. {jobs} jobs of {models} models: allocated off by {mean:.4%} on average and at most
 {most:.4%}, reserved at most {reserved:.4%}. The last columns are of a first prediction: model built, traced and fitted
 in a process and a cache of its own, on {cores} cores: at most {seconds:.0f} s and {memory:.1f} GB.
 

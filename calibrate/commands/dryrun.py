@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
 from predictor.common.errors import InputError
-from predictor.common.suggestions import quoted
+from predictor.common.suggestions import file_name, quoted
 from predictor.common.value_types import Invalid, Size, Whole
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     command = _as_given(command)
     if not command:
         raise InputError("a command is missing: peakcast dryrun [options] -- python train.py")
+    if command[0].endswith(".py") and os.path.isfile(command[0]) and shutil.which(command[0]) is None:
+        raise InputError(f"{file_name(command[0])}: is a Python script: put its command after --: peakcast dryrun -- "
+                         f"python {shlex.quote(command[0])}{' …' if command[1:] else ''}")
     if arguments.python is not None:  # its programs are found first, by the command and by scripts that it starts
         os.environ["PATH"] = os.pathsep.join([_directory(arguments.python), os.environ.get("PATH", "")])
     settings = {

@@ -28,6 +28,7 @@ from calibrate.emulator import H100, Machine, environment
 from calibrate.emulator.build import find_torch, has_torch
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.common.releases import release
 from predictor.common.suggestions import quoted
 from predictor.events.events import Factor
@@ -222,8 +223,9 @@ def dryrun(command: Sequence[str], machine: Machine = H100, *, world_size: int |
         except NoGpuUsed as error:
             if of_command in (None, interpreter):
                 raise
-            raise NoGpuUsed(f"{error}; {of_command} has no PyTorch: run pip install 'peakcast[calibrate]' there, or "
-                            "give a Python that has it") from None
+            raise NoGpuUsed(f"{error}; {of_command} has no PyTorch: run "
+                            f"{pip_install('torch', interpreter=of_command)} (a CUDA build), or give a Python that has "
+                            "it") from None
 
 
 def _autoloads(torch: str) -> list[str]:

@@ -17,6 +17,7 @@ from calibrate import child
 from calibrate.emulator import installed_torch, stub_functions
 from predictor.common import storage
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libpeakcast_emulator.so"
@@ -71,10 +72,10 @@ def find_torch(interpreter: str = sys.executable) -> Torch:
     found = _installed(interpreter)
     if not found:
         if interpreter == sys.executable:
-            raise InputError("PyTorch is not installed here: pip install 'peakcast[calibrate]' (with a CUDA build of "
-                             "torch)")
-        raise InputError(f"PyTorch is not installed in the environment of {interpreter}: pip install torch (a CUDA "
-                         "build)")
+            raise InputError("PyTorch is not installed here: "
+                             f"{pip_install('peakcast[calibrate]')} (with a CUDA build of torch)")
+        raise InputError(f"PyTorch is not installed in the environment of {interpreter}: "
+                         f"{pip_install('torch', interpreter=interpreter)} (a CUDA build)")
     if not found["cuda"] or not found["has_kernels"]:
         raise InputError(
             f"PyTorch {found['version']} is a CPU-only build; the emulated GPU runs the CUDA code "

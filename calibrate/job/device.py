@@ -10,6 +10,7 @@ from typing import Any
 from calibrate.emulator import injection, is_emulated
 from calibrate.records.record import Device, MeasuredOn
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 
 PACKAGES = ("transformers", "deepspeed")
 SETTINGS = (
@@ -28,7 +29,7 @@ def require() -> None:
     try:
         import torch
     except ImportError:
-        raise InputError("PyTorch is not installed here: pip install torch (a CUDA build)") from None
+        raise InputError(f"PyTorch is not installed here: {pip_install('torch')} (a CUDA build)") from None
     if torch.version.cuda is None:
         raise InputError(f"PyTorch {torch.__version__} is a CPU-only build: install a CUDA build")
     if not torch.cuda.is_available():

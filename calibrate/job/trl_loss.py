@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.engine.device_map_loading import FIRST_BYTES, natural_key
 from predictor.model.lora import ADAPTERS, COPIED
 from predictor.trace import trl_loss
@@ -28,7 +29,7 @@ def add_head(model, workload: Workload) -> None:
     try:
         from trl.trainer.utils import add_fused_lm_head
     except ImportError:
-        raise InputError("loss trl_sft: running it needs TRL: pip install trl==1.16.0") from None
+        raise InputError(f"loss trl_sft: running it needs TRL: {pip_install('trl==1.16.0')}") from None
     add_fused_lm_head(model, outputs=OUTPUTS)
 
 

@@ -23,6 +23,7 @@ from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Group
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
+from predictor.common.installing import pip_install
 from predictor.common.suggestions import file_name, nearest, quoted
 
 WHERE = (*LABELS, "completion", "group", "file")
@@ -117,7 +118,8 @@ def read(path: str | os.PathLike[str]) -> list[Gate]:
             # the back-port of tomllib, which is installed on Python 3.10 only
             import tomli as tomllib  # type: ignore[import-not-found,no-redef]
         except ImportError:
-            raise InputError("--gate needs tomli on Python 3.10: pip install 'peakcast[report]'") from None
+            raise InputError("--gate needs tomli on Python 3.10: "
+                             f"{pip_install('peakcast[report]')}") from None
     try:
         text = read_text(path, "the gates", LARGEST_FILE_BYTES)
         if max(map(len, text.splitlines()), default=0) > LONGEST_LINE:

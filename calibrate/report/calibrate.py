@@ -167,7 +167,7 @@ def report(console: Console, result: Result) -> None:
     console.print(f"{result.file}: profile of {profile.device.product} ({profile.measured_on}); jobs: {counts}.",
                   style="bold")
     if result.left:
-        console.print(f"The same command with --force goes on where it was: {result.measurements} is kept.")
+        console.print(f"The same command with --force resumes: {result.measurements} is kept.")
     console.print()
     report_profile(console, profile)
     console.print()

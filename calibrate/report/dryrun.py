@@ -62,8 +62,8 @@ def headline(result: DryRun) -> str:
     if result.out_of_memory:
         caught = "" if result.exit_code else f" {len(result.out_of_memory)} time(s), and the script went on"
         return f"Out of GPU memory{caught}: the device has {capacity}."
-    peak = (f"peak {size_text(result.peak_allocated_bytes)} allocated, {size_text(result.peak_reserved_bytes)} reserved "
-            f"of {capacity}")
+    peak = (f"peak {size_text(result.peak_allocated_bytes)} allocated, {size_text(result.peak_reserved_bytes)} "
+            f"reserved of {capacity}")
     if result.exit_code:
         return f"{ending(result)}; until then, {peak}."
     free = size_text(result.capacity_bytes - result.peak_reserved_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,17 @@ from predictor.answer.prediction import Prediction, Remedy
 from predictor.answer.remedies import with_remedies
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
+from predictor.common.value_types import flat
 from predictor.workload.file_words import file_words
 from predictor.workload.workload import Workload
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key of the workload whose value differs from the earlier one. Values are plain data; None: not given."""
+    """A key of the workload, or a dotted one of its DeepSpeed config, whose value differs from the earlier one.
+
+    Values are plain data; None: not given.
+    """
 
     key: str
     before: Any
@@ -39,6 +43,7 @@ class Fit:
         before_file: the name of the file in the earlier state, if it had another one; empty otherwise.
         changes: the keys that differ from the earlier state.
         remedy: the first change that makes it fit, in the words of the file; None if it fits, or if none was found.
+        assumptions: as those of a prediction.
     """
 
     file: str
@@ -53,6 +58,7 @@ class Fit:
     before_file: str = ""
     changes: tuple[Change, ...] = ()
     remedy: Remedy | None = None
+    assumptions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data."""
@@ -81,7 +87,7 @@ def fit(file: str, now: Workload, before: Workload | InputError | None, progress
                capacity_bytes=prediction.capacity_bytes, before_problem=problem,
                before_bytes=None if isinstance(earlier, InputError) else earlier, is_new=compared and before is None,
                before_file=before_file, changes=() if isinstance(before, InputError) else _changes(before, now),
-               remedy=_in_words_of(file, now, _first(prediction), by_options))
+               remedy=_in_words_of(file, now, _first(prediction), by_options), assumptions=prediction.assumptions)
 
 
 def _reserved(before: Workload | InputError | None, progress: Progress | None) -> int | InputError | None:
@@ -95,10 +101,23 @@ def _reserved(before: Workload | InputError | None, progress: Progress | None) -
 
 
 def _changes(before: Workload | None, now: Workload) -> tuple[Change, ...]:
+    """What differs in the keys that were given. Other keys follow from these, or from a file that they name."""
     if before is None:
         return ()
     old, new = before.resolved(), now.resolved()
-    return tuple(Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key))
+    differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    given = [key for key in differ if key in before.given.values or key in now.given.values]
+    return tuple(change for key in given or differ for change in _of_key(key, old.get(key), new.get(key)))
+
+
+def _of_key(key: str, old: Any, new: Any) -> Iterator[Change]:
+    """The change of a key; of a DeepSpeed config, those of its dotted keys."""
+    if key == "deepspeed":
+        before, now = (dict(flat(config or {})) for config in (old, new))
+        yield from (Change(name, before.get(name), now.get(name)) for name in {**before, **now}
+                    if before.get(name) != now.get(name))
+    else:
+        yield Change(key, old, new)
 
 
 def _first(prediction: Prediction) -> Remedy | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.common.json_dataclasses import from_plain
 from predictor.events.model_facts import modality
 from predictor.model import models
@@ -116,7 +117,7 @@ def building(config: ModelConfig) -> Iterator[None]:
         import transformers
     except ImportError as error:
         raise InputError(f"model {config.name}: its page builds the model, and {error.name} is not installed: "
-                         "pip install 'peakcast[trace]' (peakcast models without a name lists figures)") from None
+                         f"{pip_install('peakcast[trace]')} (peakcast models without a name lists figures)") from None
     transformers.logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():

@@ -7,14 +7,15 @@ import argparse
 from predictor.commands import output, registry
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.model.models import known_names
 
 EXAMPLES = """examples:
   peakcast completion bash -o ~/.local/share/bash-completion/completions/peakcast
   peakcast completion zsh -o ~/.zfunc/_peakcast
 
-The script names every command and option of this release; make it again after an update. It needs shtab:
-pip install 'peakcast[completion]'
+The script names every command and option of this release; make it again after an update. It needs
+peakcast[completion].
 
 exit codes: 0 all is well, 2 bad input, or shtab is missing
 """
@@ -33,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise InputError("completion needs shtab, which is not installed: pip install 'peakcast[completion]'") from None
+        raise InputError("completion needs shtab, which is not installed: "
+                         f"{pip_install('peakcast[completion]')}") from None
     whole = registry.Parser(prog="peakcast")
     commands = whole.add_subparsers(parser_class=registry.Parser)
     for name in registry.COMMANDS:

@@ -8,9 +8,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from predictor.commands import options, output
+from predictor.commands import file_kinds, options, output
 from predictor.common.errors import InputError
-from predictor.common.files import read_mapping
 from predictor.common.suggestions import file_name, quoted
 from predictor.workload import code_names
 from predictor.workload.keys import KEYS
@@ -92,7 +91,7 @@ def _read(file: str, arguments: argparse.Namespace) -> Workload | InputError:
     one = copy.copy(arguments)
     one.model, one.workload, one.from_file = None, None, None
     try:
-        if _is_workload(file, one.from_format):
+        if file_kinds.is_workload(file, one.from_format):
             one.workload, one.from_format = file, None
         else:
             one.from_file = file
@@ -120,14 +119,6 @@ def _check_model(given: options.Given) -> None:
     if given.source.format == "deepspeed":
         raise InputError("this is a DeepSpeed config, which does not say what is trained: give the file of the "
                          "training that names it, such as a workload with the key deepspeed")
-
-
-def _is_workload(file: str, from_format: str | None) -> bool:
-    """Whether a file has keys of a workload only; a model among them if it may also be of the named format."""
-    if not file.lower().endswith((".yaml", ".yml", ".json")):
-        return False
-    keys = read_mapping(file, "the configuration").keys()
-    return keys <= KEYS.keys() and ("model" in keys or from_format is None)
 
 
 def _judged(configuration: Configuration, arguments: argparse.Namespace) -> Fit:

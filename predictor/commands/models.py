@@ -20,8 +20,8 @@ EXAMPLES = """examples:
   peakcast models path/to/config.json --no-step --json
 
 Without MODEL, the command lists every known name with its parameters; --details adds its architecture, parameters by
-module and tokens per image. This needs no torch. With MODEL, it builds the model on PyTorch's meta device (pip install
-'peakcast[trace]'), which takes no memory for weights, and predicts a training step. The options of a workload are those
+module and tokens per image. This needs no torch. With MODEL, it builds the model on PyTorch's meta device (needs
+peakcast[trace]), which takes no memory for weights, and predicts a training step. The options of a workload are those
 of peakcast predict; the command chooses values for needed options that are left out, and names them. The answer has at
 most 40 lines of 100 columns; --details prints all.
 

@@ -6,9 +6,9 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predictor.commands import file_kinds
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "loop": "a training loop of your own",
           "engine": "engine", "gpu": "GPU and software"}
-CONFIGURATIONS = (".sh", ".bash", ".slurm", ".yaml", ".yml", ".json")
+CONFIGURATIONS = (*file_kinds.SHELL_SCRIPTS, *file_kinds.DOCUMENTS)
 """Suffixes of files that ``--from`` reads."""
 
 
@@ -201,13 +201,19 @@ def given(arguments: argparse.Namespace) -> Given:
     """
     path = arguments.workload
     ours = parsed(arguments, KEYS)
-    values, source = _read(arguments, ours)
+    reads_frameworks = hasattr(arguments, "from_file")
+    try:
+        values, source = _read(arguments, ours)
+    except InputError as error:
+        raise file_kinds.instead(getattr(arguments, "from_file", None), file_kinds.FROM, error) from None
     ours = {name: item for name, item in ours.items() if source is None or name not in source.applied}
-    if hasattr(arguments, "from_file"):
-        _check_model(ours.get("model", ""))
-    values |= read_mapping(path, "the workload") if path else {}
+    _check_model(ours.get("model", ""), reads_frameworks)
     file = file_name(path) if path else ""
-    check_names(values, file)
+    try:
+        values |= read_mapping(path, "the workload") if path else {}
+        check_names(values, file)
+    except InputError as error:
+        raise file_kinds.instead(path, file_kinds.WORKLOAD, error, reads_frameworks=reads_frameworks) from None
     values |= {name: _over(values.get(name), getattr(arguments, name), item) for name, item in ours.items()}
     from_options = ours.keys()
     overridden = set(from_options)
@@ -237,14 +243,14 @@ def given(arguments: argparse.Namespace) -> Given:
     return Given(values, frozenset(from_options), label, arguments.source)
 
 
-def _check_model(model: str) -> None:
-    """Rejects a training's configuration file in place of a model."""
-    if Path(model).suffix.lower() in CONFIGURATIONS and os.path.isfile(model):
+def _check_model(model: str, reads_frameworks: bool) -> None:
+    """Rejects a file in place of a model that describes a training, or is a script."""
+    if os.path.splitext(model)[1].lower() in (*CONFIGURATIONS, ".py") and os.path.isfile(model):
         try:
             models.find(model)
         except InputError:
-            raise InputError(f"MODEL {file_name(model)}: is no configuration of a model: if it configures a training, "
-                             f"give it as --from {file_name(model)}") from None
+            error = InputError(f"MODEL {file_name(model)}: is no configuration of a model")
+            raise file_kinds.instead(model, file_kinds.MODEL, error, reads_frameworks=reads_frameworks) from None
 
 
 def _over(file_value: Any, argument: Any, parsed: Any) -> Any:

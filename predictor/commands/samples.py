@@ -16,7 +16,7 @@ EXAMPLES = """examples:
 DATASET has one sample a row: messages (TRL, ms-swift, LLaMA-Factory), conversations (LLaVA, ShareGPT), prompt and
 completion, instruction and output (Alpaca), query and response, or text; and the paths of its pictures in image or
 images, or in the messages. Conversations are formatted by the processor's chat template. Of a picture only the header
-of its file is read. Needs transformers (pip install 'peakcast[trace]'); nothing is downloaded.
+of its file is read. Needs transformers (peakcast[trace]); nothing is downloaded.
 
 Without -o, the samples are printed as CSV. The ending of -o FILE says how they are written: .csv, .jsonl or .json.
 Then, predict --samples FILE --epochs 1 simulates a whole training over them.

@@ -33,4 +33,12 @@ class OtherReleases(InputError):
 
 
 class NotPredicted(InputError):
-    """A job that may well run, but that no formula and no trace covers: ``peakcast predict --run`` runs it instead."""
+    """A job that may well run, but that no formula and no trace covers: ``peakcast predict --run`` runs it instead.
+
+    Attributes:
+        otherwise: what else the user can do; the command line says it last.
+    """
+
+    def __init__(self, message: str = "", otherwise: str = "") -> None:
+        super().__init__(message)
+        self.otherwise = otherwise

@@ -74,6 +74,15 @@ def thaw(value: Any) -> Any:
     return [thaw(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every value of nested mappings with its dotted key."""
+    for key, item in document.items():
+        if isinstance(item, Mapping):
+            yield from flat(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
 Schema = dict[str, Any]
 """A JSON Schema (draft 2020-12)."""
 

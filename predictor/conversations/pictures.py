@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from predictor.common.errors import InputError
 from predictor.common.files import open_bounded
+from predictor.common.installing import pip_install
 from predictor.common.suggestions import quoted
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
     try:
         from PIL import Image
     except ImportError:
-        raise InputError("the sizes of pictures are read with Pillow: pip install pillow") from None
+        raise InputError(f"the sizes of pictures are read with Pillow: {pip_install('pillow')}") from None
     with _opened(said, folder, where) as (stream, name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of large pictures, of which nothing is decompressed, and of odd tags
         try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import CHUNK_BYTES, lines, opened, parse_json, read_text
+from predictor.common.installing import pip_install
 from predictor.common.suggestions import file_name, quoted
 
 LARGEST_FILE_BYTES = 2 << 30
@@ -92,7 +93,7 @@ def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise InputError(f"{name}: Parquet files are read with pyarrow: pip install pyarrow") from None
+        raise InputError(f"{name}: Parquet files are read with pyarrow: {pip_install('pyarrow')}") from None
     with opened(path, "the dataset", pipes=False) as stream:
         size = stream.seek(0, io.SEEK_END)
         most = min(LARGEST_FILE_BYTES, MOST_TIMES * size + SPARE_BYTES)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
 from predictor.conversations import pictures, rows, templates
@@ -192,7 +193,8 @@ def _loaded(name: str) -> Any:
     try:
         from transformers import AutoProcessor
     except ImportError:
-        raise InputError("a dataset's tokens are counted with transformers: pip install 'peakcast[trace]'") from None
+        raise InputError("a dataset's tokens are counted with transformers: "
+                         f"{pip_install('peakcast[trace]')}") from None
     try:
         return AutoProcessor.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # wrong files can raise any exception in transformers

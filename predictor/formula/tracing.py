@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from predictor.common.errors import InputError, NotPredicted, OtherReleases
+from predictor.common.installing import pip_install
 from predictor.events import regimes
 from predictor.formula import installed_versions, store
 from predictor.formula.formula import Formula
@@ -227,7 +228,7 @@ def require(config: ModelConfig, key: Key) -> None:
     sizes = ", ".join(f"{height}x{width}" for height, width in store.shipped_sizes(key))
     missing = f"no shipped formula for {config.name} with these settings" + (
         f" and pictures of this size (shipped: {sizes}, as the model's processor resizes them)" if sizes else "")
-    _installed(missing, packages, "'peakcast[trace]'", "give --versions {package}={found}")
+    _installed(missing, packages, "peakcast[trace]", "give --versions {package}={found}")
     if key.liger:
         _installed(missing, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
 
@@ -237,7 +238,7 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
 
     Args:
         missing: why something must be traced, for the message.
-        source: the argument of ``pip install`` that installs them, for the message.
+        source: what pip installs to have them, for the message.
         otherwise: the alternative to installing the version, for the message.
 
     Raises:
@@ -250,7 +251,7 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
-            raise InputError(f"{missing}, and tracing it needs {package}: pip install {source}") from None
+            raise InputError(f"{missing}, and tracing it needs {package}: {pip_install(source)}") from None
         if installed.split("+")[0] != version:
             raise OtherReleases(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
                                 f"version: install it, or {otherwise.format(package=package, found=installed)}",

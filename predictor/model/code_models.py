@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from predictor.common.dtypes import TORCH_NAMES
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
+from predictor.common.installing import pip_install
 from predictor.common.suggestions import nearest, quoted
 from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
@@ -186,7 +187,7 @@ def call_user_function(config: CodeModel, dtype: str) -> tuple[torch.nn.Module, 
     try:
         import torch
     except ImportError:
-        raise InputError(f"model {config.name}: running it needs torch: pip install 'peakcast[trace]'") from None
+        raise InputError(f"model {config.name}: running it needs torch: {pip_install('peakcast[trace]')}") from None
 
     with redirect_stdout(sys.stderr):
         function = _function(config.path, config.module, config.function, config.name)

@@ -141,7 +141,12 @@ def _format(user_input: UserInput, name: str | None, *, by_user: bool) -> Format
                 trainer_detection.check_of_format(candidate, user_input)
             return form
     trainer_detection.check(user_input, by_user=by_user, unknown_of=unknown_of)
-    raise NotPredicted(f"{user_input.name}: is in no known format: name one with --from-format ({', '.join(FORMATS)})")
+    known = f"--from-format ({', '.join(FORMATS)})"
+    if user_input.flags:
+        raise NotPredicted(f"{user_input.name}: only the settings on the command line are read, not those in "
+                           f"{quoted(user_input.program, 80)[1:-1]}, and none of them is known",
+                           f"give the model and its settings as options, or name the format of the flags with {known}")
+    raise NotPredicted(f"{user_input.name}: is in no known format: name one with {known}")
 
 
 def _unknown_flags(user_input: UserInput, name: str) -> Sequence[str]:

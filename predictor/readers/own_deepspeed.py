@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predictor.common.files import read_mapping
-from predictor.common.value_types import thaw
+from predictor.common.value_types import flat, thaw
 from predictor.readers import accelerate
 from predictor.readers.accelerate_launch import SECTION
 from predictor.readers.deepspeed import FILLED, STAGE_3, at
@@ -122,15 +122,6 @@ def _offload(item: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any]
         on = what in OFFLOADED.get(item, ())
         if on != (device != "none"):
             yield f"zero_optimization.offload_{what}.device", "cpu" if on else "none"
-
-
-def flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields every value of a config with its dotted key."""
-    for key, item in document.items():
-        if isinstance(item, Mapping):
-            yield from flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def _put(document: dict[str, Any], dotted: str, item: Any) -> None:

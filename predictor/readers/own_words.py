@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from predictor.common.errors import InputError
-from predictor.common.value_types import Invalid, thaw
+from predictor.common.value_types import Invalid, flat, thaw
 from predictor.readers import accelerate, own_deepspeed
 from predictor.readers.configuration import ALLOCATOR, with_rules
 from predictor.readers.deepspeed import read_without_arguments
@@ -294,7 +294,7 @@ def flag_value(user_input: UserInput, value: Any) -> str | list[str]:
 def _holds(changes: Mapping[str, Any], after: Draft) -> bool:
     """True if a workload has every value that a change asks for."""
     asked = GivenKeys.read({key: item for key, item in changes.items() if key in KEYS}).values
-    config = dict(own_deepspeed.flat(thaw(after["deepspeed"]) or {}))
+    config = dict(flat(thaw(after["deepspeed"]) or {}))
     dotted = {key.partition(".")[2]: item for key, item in changes.items() if key.startswith("deepspeed.")}
     if any(config.get(key) != item for key, item in dotted.items()):
         return False

@@ -17,6 +17,7 @@ from predictor.common.value_types import Flag, FrozenMap, Invalid
 from predictor.readers import shell_expansion
 from predictor.readers.fields import Field
 from predictor.readers.user_input import UserInput, beside
+from predictor.workload.code_names import is_code_name
 from predictor.workload.keys import Keys
 from predictor.workload.value_sources import DEFAULT, READ, Note, Source, Value, value
 
@@ -318,7 +319,8 @@ class Reading:
         If the shell leaves the value open, an option of peakcast gives it.
 
         Raises:
-            InputError: the value is invalid, rejected, not predicted, or not known.
+            InputError: the value is invalid, rejected, not predicted, or not known; or it names a function of Python
+                code as the model, which the framework itself would not run.
         """
         for text in item if isinstance(item, list) and self.input.flags else [item]:
             if isinstance(text, str) and shell_expansion.LEFT.search(text):
@@ -328,6 +330,9 @@ class Reading:
         except Invalid as error:
             raise self.wrong(name, str(error)) from None
         on = known.is_on(read)
+        if known.option == "model" and is_code_name(read):
+            raise self.wrong(name, f"is {quoted(read, 200)}, a function of Python code, which peakcast runs for no "
+                                   "framework: give a directory, a config.json or a hub id")
         if known.refusal and on:
             raise self.refused(name, f"{quoted(read)} is not supported: {known.refusal}")
         if known.note and on:

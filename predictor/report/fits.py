@@ -32,9 +32,18 @@ def line(row: Fit, base: str = "") -> str:
         parts.append(f"not predicted at {base}")
     elif row.before_bytes is not None:
         parts.append(f"{_difference(row)}{f' {row.before_file}' * bool(row.before_file)} at {base}{_listed(row)}")
+    parts += map(_lower, map(assumption, row.assumptions))
     if row.remedy:
         parts.append(f"it {_lower(remedy_text(row.remedy))}")
     return "; ".join(parts)
+
+
+def assumption(sentence: str) -> str:
+    """An assumption in few words: what is assumed, and what to give instead."""
+    what, _, why = sentence.rstrip(".").partition(":")
+    what = what.partition(";")[0]
+    to_give = why.rpartition(": ")[2].strip()
+    return f"{what} ({to_give})" if to_give.startswith("give ") else what
 
 
 def markdown(rows: Sequence[Fit], base: str = "") -> str:
@@ -45,7 +54,8 @@ def markdown(rows: Sequence[Fit], base: str = "") -> str:
         since = _since(row)
         lines.append(_row([MARKS[row.verdict], f"`{_cell(row.file)}`", row.gpu or "", row.problem or _size(row),
                            *([since] if base else []), remedy_text(row.remedy) if row.remedy else ""]))
-    return "\n".join(lines) + "\n"
+    assumed = [f"`{_cell(row.file)}`: {'; '.join(map(assumption, row.assumptions))}" for row in rows if row.assumptions]
+    return "\n".join([*lines, *([""] if assumed else []), *("- " + printable(text) for text in assumed)]) + "\n"
 
 
 def _since(row: Fit) -> str:

@@ -56,9 +56,11 @@ def _others(chances: Chances) -> str:
     if chances.probability >= ALL:
         return "Every random batch needs as much."
     often = _one_in(chances.probability, "random batch", "random batches")
-    return (f"{often} needs as much; half of them request at most "
-            f"{size_text(chances.median_peak_requested_bytes)}, 99 of 100 at most "
-            f"{size_text(chances.percentile_99_peak_requested_bytes)}.")
+    half, most = (size_text(size) for size in (chances.median_peak_requested_bytes,
+                                               chances.percentile_99_peak_requested_bytes))
+    if half == most:
+        return f"{often} needs as much; 99 of 100 request at most {most}."
+    return f"{often} needs as much; half of them request at most {half}, 99 of 100 at most {most}."
 
 
 def _one_in(probability: float, singular: str, plural: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from predictor.common.errors import InputError, NotPredicted
+from predictor.common.installing import pip_install
 from predictor.model.model_config import ModelConfig
 
 
@@ -109,8 +110,8 @@ def processor(config: ModelConfig, hf_config):
         return _build(getattr(importlib.import_module("transformers"), backends["pil"]), settings)
     except ImportError as error:
         missing = error.name or "torchvision or pillow"
-        raise InputError(f"model {config.name}: its image processor needs {missing}: pip install "
-                         "'peakcast[trace]'") from None
+        raise InputError(f"model {config.name}: its image processor needs {missing}: "
+                         f"{pip_install('peakcast[trace]')}") from None
 
 
 def _build(processor_class: Any, settings: dict[str, Any]):
@@ -168,7 +169,8 @@ def videos(config: ModelConfig, hf_config, number: int, frames: int, size: tuple
     if name not in VIDEO_SETTINGS:
         raise NotPredicted(f"video_frames {frames}: videos of model_type {name} are not predicted yet; leave it out")
     if importlib.util.find_spec("torchvision") is None:
-        raise InputError(f"video_frames {frames}: transformers' video processors need torchvision: pip install it")
+        raise InputError(f"video_frames {frames}: transformers' video processors need torchvision: "
+                         f"{pip_install('torchvision')}")
     settings = VIDEO_SETTINGS[name](hf_config)
     if "merge_size" in settings:
         settings |= config.preprocessor.get("video", config.preprocessor)

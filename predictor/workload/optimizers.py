@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.common.suggestions import nearest, quoted
 from predictor.common.value_types import Flag, Invalid, Number
 
@@ -48,7 +49,7 @@ class Optimizer:
             return getattr(import_module(module), name)
         except ImportError as error:
             raise InputError(f"{self.implementation} cannot be imported ({error}): "
-                             f"pip install {module.partition('.')[0]}") from None
+                             f"{pip_install(module.partition('.')[0])}") from None
 
 
 PAGED = ("paged optimizer states: they are in managed memory, outside PyTorch's allocator; the driver moves it to the "

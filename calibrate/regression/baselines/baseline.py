@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from predictor.common.installing import pip_install
 from predictor.workload.workload import Workload
 
 
@@ -39,4 +40,4 @@ class Baseline:
 
 def not_installed(error: ImportError, extra: str) -> Estimate:
     """The estimate of a method whose library is not installed."""
-    return Estimate(None, f"{error.name or error} is not installed: pip install 'peakcast[{extra}]'")
+    return Estimate(None, f"{error.name or error} is not installed: {pip_install(f'peakcast[{extra}]')}")

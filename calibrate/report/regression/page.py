@@ -15,6 +15,7 @@ from calibrate.report.regression.breakdown import breakdown
 from calibrate.report.regression.chart import WIDTH
 from calibrate.report.regression.paper import paper
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.common.safe_text import markup
 from predictor.events.events import Factor
 from predictor.report import svg_elements
@@ -77,7 +78,8 @@ def _template() -> jinja2.Template:
     try:
         import jinja2
     except ImportError:
-        raise InputError("an HTML report needs jinja2, which is not there: pip install 'peakcast[report]'") from None
+        raise InputError("an HTML report needs jinja2, which is not there: "
+                         f"{pip_install('peakcast[report]')}") from None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=True, finalize=_escaped,
                                      keep_trailing_newline=True)
     return environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))

@@ -228,11 +228,18 @@ def test_bad_input_is_one_clear_line(capsys, arguments, expected):
     assert "\n" not in message and expected in message
 
 
+def test_a_script_without_its_interpreter_is_told_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass")
+    assert main(["dryrun", "train.py", "--batch", "8"]) == 2
+    assert "train.py: is a Python script: put its command after --: peakcast dryrun -- python train.py …" in capsys.readouterr().err
+
+
 def test_a_python_without_torch_is_told_what_to_install(tmp_path, capsys):
     venv.create(tmp_path / "bare", with_pip=False)
     python = str(tmp_path / "bare/bin/python")
     assert main(["dryrun", "--", python, "-c", "pass"]) == 2
-    assert f"{python} has no PyTorch: run pip install 'peakcast[calibrate]' there" in capsys.readouterr().err
+    assert f"{python} has no PyTorch: run {python} -m pip install torch (a CUDA build)" in capsys.readouterr().err
 
 
 def test_a_process_that_no_dry_run_started_is_left_alone(monkeypatch):

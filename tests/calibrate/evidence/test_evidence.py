@@ -204,7 +204,8 @@ def test_the_readme_has_the_figures_of_real_gpus():
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
     assert (f"We also predicted {len(threads.judged_pairs)} jobs reported in public: "
             f"{happened[Happened.OUT_OF_MEMORY]} ran out of memory, and peakcast calls none of these a fit; "
-            f"{happened[Happened.RAN]} ran, and it calls each a fit. A fiftieth does not count: a setting was changed later.") in " ".join(text.split())
+            f"{happened[Happened.RAN]} ran, and it calls each a fit. A fiftieth, at first called a fit, "
+            "ran out of memory; we then changed a setting, so it does not count.") in " ".join(text.split())
     assert not threads.false_fits
     assert all(judged.verdict is Verdict.FITS for thread, judged in threads.judged_pairs
                if thread.happened is Happened.RAN)

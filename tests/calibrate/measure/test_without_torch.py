@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from predictor.common.installing import pip_install
+
 ROOT = Path(__file__).parents[3]
 SCRIPT = "import sys; sys.modules['torch'] = None; from predictor.cli import main; sys.exit(main(sys.argv[1:]))"
 JOB = ["llava-1.5-7b", "--sequence-length", "1024", "--per-device-train-batch-size", "2", "--device", "emulated"]
@@ -23,6 +25,6 @@ def test_a_job_without_torch_is_one_line(words, tmp_path):
     found = subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True,
                            env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == ("peakcast: error: PyTorch is not installed here: pip install 'peakcast[calibrate]' (with a CUDA "
-                            "build of torch)\n")
+    assert found.stderr == (f"peakcast: error: PyTorch is not installed here: {pip_install('peakcast[calibrate]')} (with a "
+                            "CUDA build of torch)\n")
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from calibrate.regression.baselines.equation_1 import factors, kept
 from calibrate.regression.baselines.grid import OURS, grid
 from calibrate.regression.baselines.model_under_test import single, subject
 from predictor.common.errors import InputError
+from predictor.common.installing import pip_install
 from predictor.events.events import Factor
 from predictor.workload.workload import Workload
 from tests.calibrate.regression_cases import case, compared
@@ -128,7 +129,7 @@ def test_accelerate_does_not_know_batch_recipe_or_degree():
     ("mem_tracker", "transformers", "trace")])
 def test_a_library_that_is_missing_is_named_with_its_extra(name, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    assert BASELINES[name].estimate(llava()).why_not.endswith(f"is not installed: pip install 'peakcast[{extra}]'")
+    assert BASELINES[name].estimate(llava()).why_not.endswith(f"is not installed: {pip_install(f'peakcast[{extra}]')}")
 
 
 # States only

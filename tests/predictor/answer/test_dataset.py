@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from math import comb
@@ -216,3 +217,11 @@ def test_batches_without_images_are_said_to_be_answered_with_some():
     text = " ".join(sentences(predict(workload(**SAME_LENGTHS), samples=drawn)))
     assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with no images (predicted as if with 2: "
                     "formulas need at least that many images in a batch). Every random batch needs as much.")
+
+
+def test_the_median_is_left_out_if_it_reads_as_the_99th_percentile():
+    found = predict(workload(**SAME_LENGTHS), samples=of(*[(700, 0)] * 4))
+    chances = replace(found.samples, probability=0.5, median_peak_requested_bytes=3 << 30,
+                      percentile_99_peak_requested_bytes=(3 << 30) + 1)
+    text = " ".join(sentences(replace(found, samples=chances)))
+    assert text.endswith("One in 2.0 random batches needs as much; 99 of 100 request at most 3.00 GiB.")

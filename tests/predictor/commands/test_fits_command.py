@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,7 @@ per_device_train_batch_size: {batch}
 sequence_length: 1024
 zero_stage: 2
 data_parallel_size: 8
+optim: adamw_torch_fused
 """
 GIT = ("git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org", "-c", "init.defaultBranch=main")
 GPU = ("--gpu", "a100-40gb")
@@ -101,6 +103,7 @@ def test_a_file_with_its_whole_path_is_compared_with_the_base(repository, capsys
     assert "(per_device_train_batch_size 16 → 8)" in text
 
 
+ASSUMING = "".join(line for line in JOB.format(batch=1).splitlines(True) if line.split(":")[0] not in ("data_parallel_size", "optim"))
 LLAMA_FACTORY = """model_name_or_path: llava-hf/llava-1.5-7b-hf
 stage: sft
 do_train: true
@@ -155,9 +158,30 @@ def test_a_file_that_another_one_names_is_taken_from_the_base_too(repository, ca
     Path("configs/zero.json").write_text(json.dumps(zero))
     Path("configs/job.yaml").write_text(JOB.format(batch=16).replace("zero_stage: 2", "deepspeed: configs/zero.json"))
     commit()
-    zero["zero_optimization"]["overlap_comm"] = False
+    zero["zero_optimization"] = {"stage": 1, "overlap_comm": False}
     Path("configs/zero.json").write_text(json.dumps(zero))
-    assert "(deepspeed {" in answered(capsys, "configs/job.yaml", *GPU, "--base", "HEAD")[1]
+    text = answered(capsys, "configs/job.yaml", *GPU, "--base", "HEAD")[1]
+    assert "(zero_optimization.stage 2 → 1, zero_optimization.overlap_comm not given → false)" in text
+
+
+def test_what_is_assumed_is_said_before_what_makes_it_fit(repository, capsys):
+    Path("job.yaml").write_text(ASSUMING)
+    text = answered(capsys, "job.yaml", *GPU)[1]
+    assert "; assumed 1 GPU (give --data-parallel-size); assumed optim adamw_torch_fused, whose states are " in text
+
+
+def test_the_table_is_followed_by_what_is_assumed(repository, capsys):
+    Path("job.yaml").write_text(ASSUMING)
+    answered(capsys, "job.yaml", "configs/job.yaml", *GPU, "--markdown", "table.md")
+    [said] = [line for line in Path("table.md").read_text().splitlines() if line.startswith("- ")]
+    assert said.startswith("- `job.yaml`: Assumed 1 GPU (give --data-parallel-size); Assumed optim adamw_torch_fused, ")
+
+
+def test_json_has_the_assumptions_of_the_prediction(repository, capsys):
+    Path("job.yaml").write_text(ASSUMING)
+    [row] = json.loads(answered(capsys, "job.yaml", *GPU, "--json")[1])
+    main(["predict", "--workload", "job.yaml", *GPU, "--json"])
+    assert row["assumptions"] == json.loads(capsys.readouterr().out)["assumptions"] != []
 
 
 def test_the_working_directory_is_the_same_afterwards(repository, capsys):
@@ -288,8 +312,35 @@ def test_the_action_passes_inputs_as_variables_not_as_code():
     assert not any("${{" in step.get("run", "") for step in steps)
 
 
-def test_the_hook_runs_a_command_of_peakcast_on_the_files_of_a_commit(repository, capsys):
+def run_hook(capsys, *changed: str) -> tuple[int, str]:
+    """Runs what pre-commit runs for changed files by the recipe of the documentation; 0 and empty if it skips them."""
     [hook] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    page = (ROOT / "docs/pages/how-to/in-ci.md").read_text()
+    [recipe] = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+                if "repos:" in block]
+    [own] = recipe["repos"][0]["hooks"]
+    hook |= own
+    files = [file for file in changed if re.search(hook["files"], file) and
+             {".yaml": "yaml", ".json": "json", ".sh": "shell"}.get(Path(file).suffix) in hook["types_or"]]
     program, *words = shlex.split(hook["entry"])
-    assert (program, hook["language"]) == ("peakcast", "python")
-    assert main([*words, *GPU, "configs/job.yaml"]) == 0  # pre-commit appends the files after args
+    assert (program, hook["language"], own["id"]) == ("peakcast", "python", "peakcast-fits")
+    if not files:
+        return 0, ""
+    code = main([*words, *hook["args"], *(files if hook["pass_filenames"] else ())])
+    return code, capsys.readouterr().out
+
+
+def test_the_hook_checks_the_training_of_a_changed_file(repository, capsys):
+    code, text = run_hook(capsys, "configs/job.yaml")
+    assert (code, text.startswith("configs/job.yaml: fits a100-40gb: ")) == (0, True)
+
+
+def test_the_hook_checks_the_training_that_names_a_changed_deepspeed_config(repository, capsys):
+    Path("configs/job.yaml").write_text(JOB.format(batch=16).replace("zero_stage: 2", "deepspeed: configs/zero.json"))
+    Path("configs/zero.json").write_text('{"zero_optimization": {"stage": 0}, "bf16": {"enabled": true}}')
+    code, text = run_hook(capsys, "configs/zero.json")
+    assert (code, text.count("\n")) == (1, 1) and text.startswith("configs/job.yaml: does not fit a100-40gb: ")
+
+
+def test_the_hook_leaves_other_files_alone(repository, capsys):
+    assert run_hook(capsys, "configs/notes.md", "other/job.yaml") == (0, "")

@@ -139,7 +139,7 @@ def test_without_torch_everything_shipped_is_planned_and_the_rest_named(tmp_path
     assert found.returncode == 0 and document["counts"]["traced"] == 0
     assert {row["method"] for row in document["ranking"]} > {"ZeRO-3", "ZeRO-3 · optimizer on the host"}
     assert all("Liger" in row["name"] for row in document["left_out"])
-    assert any("needs torch: pip install" in row["reason"] for row in document["left_out"])
+    assert any("needs torch: " in row["reason"] for row in document["left_out"])
 
 
 def methods_without_torch(tmp_path, recipe: str) -> dict[str, dict]:
@@ -158,7 +158,7 @@ def test_tensor_parallelism_whose_formulas_are_shipped_needs_no_torch(tmp_path):
 def test_without_torch_other_tensor_parallelism_is_left_out_and_the_answer_says_what_to_install(tmp_path):
     found = methods_without_torch(tmp_path, "pretrain")
     assert found["data parallel"]["cheapest"] and found["combined"]["cheapest"] is None
-    assert "tracing it needs torch: pip install" in found["combined"]["why_none"]
+    assert "tracing it needs torch: " in found["combined"]["why_none"]
 
 
 def test_nothing_fits_is_exit_code_1_and_says_what_would_help(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
@@ -142,15 +143,6 @@ def test_a_mistake_is_one_line(capsys, words, message):
     assert (code, out) == (2, "") and err.startswith(f"peakcast: error: {message}") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "text"), [("job.sh", "python train.py --output_dir x"), ("job.yaml", "base_model: x"),
-                                            ("job.json", '{"output_dir": "x"}')])
-def test_a_training_where_a_model_is_expected_is_pointed_to_from(capsys, tmp_path, name, text):
-    path = tmp_path / name
-    path.write_text(text)
-    code, _, err = answer(capsys, "predict", str(path))
-    assert code == 2 and f"if it configures a training, give it as --from {path}" in " ".join(err.split())
-
-
 def test_a_stage_as_an_option_keeps_the_rest_of_the_users_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     zero = {"stage": 3, "reduce_bucket_size": 12_345_678}
@@ -163,3 +155,48 @@ def test_a_stage_as_an_option_keeps_the_rest_of_the_users_config(tmp_path, monke
     assert json.loads(out)["workload"]["deepspeed"]["zero_optimization"] == {**zero, "stage": 2}
     _, out, _ = answer(capsys, *words, "--details")
     assert "stage 3 (overridden by an option)" in " ".join(out.split())
+
+
+AXOLOTL, WORKLOAD, GPT2 = "base_model: x", "model: gpt2\nrecipe: full\n", '{"model_type": "gpt2", "n_layer": 2}'
+ZERO = '{"zero_optimization": {"stage": 2}}'
+IS = {"a.sh": "a shell script: give it as --from a.sh",
+      "a.yaml": "a training framework's configuration (key base_model): give it as --from a.yaml",
+      "a.json": "a training framework's configuration (key output_dir): give it as --from a.json",
+      "job.yaml": "a workload: give it as --workload job.yaml",
+      "zero.json": "a DeepSpeed config (key zero_optimization): give it as --deepspeed zero.json",
+      "gpt2.json": "the configuration of a model: give it as MODEL, without an option, or name it in a workload (key model)",
+      "train.py": "a Python script: put its command after --: peakcast predict … -- python train.py"}
+
+
+@pytest.fixture
+def given_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("a.sh", "python train.py --output_dir x"), ("a.yaml", AXOLOTL), ("a.json", '{"output_dir": "x"}'),
+                       ("job.yaml", WORKLOAD), ("zero.json", ZERO), ("gpt2.json", GPT2), ("train.py", "import torch\n")):
+        Path(name).write_text(text)
+
+
+@pytest.mark.parametrize("words", [
+    ["a.sh"], ["a.yaml"], ["a.json"], ["job.yaml"], ["zero.json"], ["train.py"],
+    ["--from", "job.yaml"], ["--from", "gpt2.json"], ["--from", "train.py"],
+    ["--workload", "a.sh"], ["--workload", "a.yaml"], ["--workload", "a.json"], ["--workload", "zero.json"],
+    ["--workload", "gpt2.json"], ["--workload", "train.py"]], ids=" ".join)
+def test_a_file_that_is_given_as_something_else_says_what_it_is_and_which_option_takes_it(words, given_files, capsys):
+    code, _, err = answer(capsys, "predict", *words)
+    assert (code, err) == (2, f"peakcast: error: {words[-1]}: is {IS[words[-1]]}\n")
+
+
+def test_a_command_without_from_says_which_command_reads_a_frameworks_file(given_files, capsys):
+    assert "peakcast predict reads it, as --from a.yaml" in answer(capsys, "models", "--workload", "a.yaml")[2]
+
+
+def test_a_workload_with_a_key_too_many_is_still_a_workload(given_files, capsys):
+    Path("job.yaml").write_text(WORKLOAD + "learning_rate: 1\n")
+    assert 'job.yaml: unknown key "learning_rate"' in answer(capsys, "predict", "--workload", "job.yaml")[2]
+
+
+def test_a_script_that_holds_its_settings_is_to_be_run(given_files, capsys):
+    code, _, err = answer(capsys, "predict", "--gpu", "l4", "--", "python", "train.py", "--batch", "8")
+    assert code == 2 and err.startswith(
+        "peakcast: error: the command: only the settings on the command line are read, not those in train.py, and none of "
+        "them is known; peakcast predict --run --gpu l4 -- python train.py --batch 8 would run it on an emulated GPU; or ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from predictor import readers
 from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.jobs import dispatch
+from predictor.readers.reading import Reading
+from predictor.readers.user_input import UserInput
 from predictor.workload import compared
 from predictor.workload.value_sources import DEFAULT, READ
 from predictor.workload.workload import Workload
@@ -49,6 +52,41 @@ def test_bf16_and_fp16_together_are_refused_as_hugging_face_does(tmp_path, keys)
 def test_bf16_and_fp16_of_llavas_flags_are_refused_with_exit_code_2(capsys):
     assert main(["predict", "--", *shlex.split(LLAVA + "--fp16 True")]) == 2
     assert "--fp16 is true, and so is --bf16: keep one" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch) -> Path:
+    """A file that must not run; it is in the current directory. The path is that of what it would write."""
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("open('ran', 'w')\ndef f(batch): ...\n")
+    return tmp_path / "ran"
+
+
+@pytest.mark.parametrize("words", [["--from", "job.yaml"], ["--", "python", "train.py", "--model_name_or_path", "evil.py:f",
+                                                            "--output_dir", "x"]])
+def test_code_that_a_framework_names_as_its_model_is_refused_in_one_line(words, evil, capsys):
+    Path("job.yaml").write_text("model_name_or_path: evil.py:f\nper_device_train_batch_size: 1\noutput_dir: x\n")
+    assert main(["predict", "--sequence-length", "128", *words]) == 2
+    assert re.fullmatch(r'.*model_name_or_path is "evil.py:f", a function of Python code, .*\n', capsys.readouterr().err)
+
+
+def test_code_that_a_framework_names_as_its_model_does_not_run(evil):
+    main(["predict", "--sequence-length", "128", "--", "python", "train.py", "--model_name_or_path", "evil.py:f",
+          "--output_dir", "x"])
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize("name", [name for name in readers.FORMATS if name != "deepspeed"])
+def test_every_framework_has_a_key_of_the_model_that_takes_no_code(name, evil):
+    form = import_module(readers.FORMATS[name]).FORMAT
+    [key] = [key for key, known in form.fields.items() if known.option == "model"]
+    with pytest.raises(InputError, match="a function of Python code"):
+        Reading(form, UserInput("job.yaml", {key: "evil.py:f"}, "job.yaml"))
+
+
+def test_code_that_the_user_names_takes_the_place_of_a_frameworks_model(tmp_path):
+    values, _ = readers.read(words=["python", "train.py", "--output_dir", "x", "--bf16", "True"], options={"model": "mine.py:f"})
+    assert values.get("model", "mine.py:f") == "mine.py:f"
 
 
 def trains(flags: str) -> set[str]:
