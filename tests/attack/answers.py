@@ -64,6 +64,7 @@ def page(number: int) -> Round:
 
     job = pages()[number // PAGE_ROUNDS % len(pages())]
     draw, found, (document, scripts) = random.Random(number), Round(models={job.model}), _page(job)
+    relation = f"the page of {job.model} answers as Python does"
     for _ in range(SETTINGS_TRIED):
         setting = _setting(draw, document)
         told = scripts(ANSWER, setting)
@@ -72,11 +73,11 @@ def page(number: int) -> Round:
         asked = of_setting(job, setting)
         prediction = answered(asked)
         answer, expected = told.get("answer"), json.loads(json.dumps(prediction.to_json())) if prediction else {}
-        found.check("the page answers as Python does", bool(answer) and _says_the_same(answer, expected, setting["gpu"]), asked, setting=setting,
+        found.check(relation, bool(answer) and _says_the_same(answer, expected, setting["gpu"]), asked, setting=setting,
                     refused=told.get("refused"), different=[name for name in answer or () if answer[name] != expected.get(name)])
         if prediction:
             command_answers(found, asked, expected)
-        if found.checked["the page answers as Python does"] == SETTINGS:
+        if found.checked[relation] == SETTINGS:
             return found
     raise LookupError(f"the page of {job.model} answers fewer than {SETTINGS} of {SETTINGS_TRIED} settings")
 
