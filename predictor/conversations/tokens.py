@@ -17,6 +17,7 @@ from predictor.common.suggestions import quoted
 from predictor.conversations import pictures, rows, templates
 from predictor.conversations.rows import Conversation
 from predictor.conversations.templates import Refused
+from predictor.conversations.tokenizer_failures import Failed, failures
 from predictor.workload.samples import MOST, Samples, Sizes
 
 AT_ONCE = 256
@@ -25,6 +26,8 @@ LONGEST = 1 << 20
 """Characters of a sample's text, and of texts that are given to the tokenizer together. It takes 300 bytes for each."""
 LONGEST_WITH_PICTURES = 1 << 23
 """Characters of a sample's text with the places of its pictures' tokens, of which each token has many."""
+NAME = "name a directory with the files of a processor or tokenizer, or a hub id in the local cache"
+"""What to do where a processor cannot be used."""
 TWO_SIZES = ((224, 224), (448, 896))
 """Heights and widths of pictures that a processor treats alike only if it treats all alike."""
 
@@ -96,8 +99,16 @@ class Counter:
 
     @property
     def sizes_matter(self) -> bool:
-        """Whether pictures of different sizes have different tokens."""
-        return len(set(map(self._replacement, TWO_SIZES))) > 1
+        """Whether pictures of different sizes have different tokens.
+
+        Raises:
+            InputError: the processor fails on a picture of such a size.
+        """
+        try:
+            with failures():
+                return len(set(map(self._replacement, TWO_SIZES))) > 1
+        except Failed as error:
+            raise InputError(f"--processor {quoted(self.name)}: fails on a blank picture: {error}: {NAME}") from None
 
     def text(self, conversation: Conversation, sizes: Sizes, where: str) -> tuple[str, bool]:
         """A sample's text, each picture's tokens included, and whether the tokenizer is to add its special tokens.
@@ -114,24 +125,36 @@ class Counter:
             raise InputError(f"{where}: is a conversation, but {quoted(self.name)} has no chat template: name files "
                              "of a model that has one")
         try:
-            text = self._rendered(self._messages(conversation))
-            replacements = [self._replacement(size) for size in sizes]
-            return self._processor.get_text_with_replacements([text], replacements)[0][0] if sizes else text, False
+            with failures(Refused):
+                text = self._rendered(self._messages(conversation))
+                replacements = [self._replacement(size) for size in sizes]
+                return self._processor.get_text_with_replacements([text], replacements)[0][0] if sizes else text, False
         except Refused as error:
             raise InputError(f"{where}: {quoted(self.name)}: {error}") from None
-        except Exception as error:  # processors raise what they like
-            reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise InputError(f"{where}: {quoted(self.name)} refuses it: {reason}") from None
+        except Failed as error:
+            raise InputError(f"{where}: {quoted(self.name)} refuses it: {error}") from None
 
     def lengths(self, texts: Sequence[tuple[str, bool]]) -> list[int]:
-        """The number of tokens of each text."""
+        """The number of tokens of each text.
+
+        Raises:
+            InputError: the tokenizer fails.
+        """
         counts = np.zeros(len(texts), np.int64)
         for special in (False, True):
             rows = [number for number, (_, adds) in enumerate(texts) if adds == special]
             for part in _parts(rows, [len(text) for text, _ in texts]):
-                ids = self._tokenizer([texts[row][0] for row in part], add_special_tokens=special)["input_ids"]
-                counts[part] = [len(one) for one in ids]
+                counts[part] = self._counted([texts[row][0] for row in part], special)
         return counts.tolist()
+
+    def _counted(self, texts: list[str], special: bool) -> list[int]:
+        """The number of tokens of each text, which the tokenizer takes together."""
+        try:
+            with failures():
+                return [len(ids) for ids in self._tokenizer(texts, add_special_tokens=special)["input_ids"]]
+        except Failed as error:
+            raise InputError(
+                f"--processor {quoted(self.name)}: its tokenizer fails on the texts: {error}: {NAME}") from None
 
     def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
         """The messages as templates take them: in parts for a processor of pictures, as one text for a tokenizer."""
@@ -196,8 +219,7 @@ def _loaded(name: str) -> Any:
         raise InputError("a dataset's tokens are counted with transformers: "
                          f"{pip_install('peakcast[trace]')}") from None
     try:
-        return AutoProcessor.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # wrong files can raise any exception in transformers
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"--processor {quoted(name)}: transformers cannot load it: {reason}: name a directory with "
-                         "the files of a processor or tokenizer, or a hub id in the local cache") from None
+        with failures():
+            return AutoProcessor.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except Failed as error:
+        raise InputError(f"--processor {quoted(name)}: transformers cannot load it: {error}: {NAME}") from None

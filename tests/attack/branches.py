@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predictor.common.errors import InputError
+from tests.attack.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 OF = "predictor/readers"
 """The code whose branches are counted."""
 

@@ -30,20 +30,23 @@ from calibrate.checks.results_file import append, bar, lines
 from predictor.common.errors import InputError
 from predictor.version import VERSION
 from tests.attack import fuzzing, page, programs, seeded
+from tests.attack.answers import PAGE_ROUNDS
+from tests.attack.formats import WITH_READERS
 from tests.attack.kills import DISTURBANCES, PLAN
+from tests.attack.programs import ROOT
 from tests.attack.relations import KINDS
 
 RESULTS = EVIDENCE / "attack"
 PARTS = ("fuzz", "relations", "kills", "seeded", "branches")
-ROUNDS = {"prediction": 20, "page": 2, "reader": 4, "adapters": 5, "fresh trace": 4}
+ROUNDS = {"prediction": 20, "page": PAGE_ROUNDS, "reader": 4, "adapters": 5, "fresh trace": 4}
 """Kind of round of relations -> how many make one row."""
 KILLS = 6
 """Kills of a row."""
-SHARES = {"prediction": 400, "page": 12, "reader": 60, "adapters": 5, "fresh trace": 24}
+SHARES = {"prediction": 400, "page": 24, "reader": 60, "adapters": 5, "fresh trace": 24}
 """Kind of round -> how many there are for 20,000 relations."""
 BRANCH_INPUTS = 200
 """Inputs of each format of :data:`OF_READERS` of which the reached branches are counted: coverage.py makes them slow."""
-OF_READERS = [name for name in fuzzing.GRAMMARS if name.endswith((" file", " command")) or name in ("shell", "accelerate", "hostfile", "deepspeed")]
+OF_READERS = [*WITH_READERS, "accelerate", "hostfile", "deepspeed"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def branches() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         for number, grammar in enumerate(OF_READERS):
             batch = fuzzing.Batch(grammar, 0, BRANCH_INPUTS)
-            fuzzing.run(batch, fuzzing.ROOT, "--branches", f"{name}/{number}")
+            fuzzing.run(batch, ROOT, "--branches", f"{name}/{number}")
         found = measured.of([path for path in Path(name).iterdir() if path.is_file()])
     return {"inputs": BRANCH_INPUTS * len(OF_READERS), "of": measured.OF, "branches": found.all, "reached": found.reached, "lines": found.lines,
             "lines_reached": found.lines_reached}

@@ -183,6 +183,19 @@ def chat_templates(draw: st.DrawFn) -> str:
     return text + (draw(st.sampled_from(WITHOUT_END)) if values.seldom(draw, 40) else "")
 
 
+TOKENIZER_PARTS: tuple[dict[str, Any], ...] = (
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "a"}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 1_000}] * 30}}, {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(x|xx)*y"}, "behavior": "Isolated", "invert": False}}, {"pre_tokenizer": None}, {"decoder": None},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": [], "special_tokens": {}}},
+    {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, {"model": {"type": "Unigram", "unk_id": None, "vocab": [["a", 0.0]], "byte_fallback": False}},
+    {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "continuing_subword_prefix": "###"}}, {"model": {"type": "BPE", "vocab": {}, "merges": []}},
+    {"model": {"type": "WordPiece", "vocab": {"a": 2**32 - 1}, "unk_token": "?", "continuing_subword_prefix": "", "max_input_chars_per_word": 0}},
+    {"truncation": {"direction": "Left", "max_length": 2, "strategy": "OnlySecond", "stride": 1}}, {"truncation": {"direction": "Right", "max_length": 0, "strategy": "LongestFirst", "stride": 9}},
+    {"padding": {"strategy": {"Fixed": 10**6}, "direction": "Right", "pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "p"}})
+"""Parts of ``tokenizer.json`` over which the tokenizers library fails or panics, when it reads them or with the first text, or takes long."""
+
+
 @st.composite
 def tokens(draw: st.DrawFn) -> Input:
     """Datasets whose tokens are counted with a small processor, whose template, settings or vocabulary may be wrong."""
@@ -192,6 +205,8 @@ def tokens(draw: st.DrawFn) -> Input:
     if values.seldom(draw, 4):
         name = draw(st.sampled_from(sorted(files)))
         files[name] = draw(written(draw(values.changed(json.loads(files[name]))), "json")) if name.endswith(".json") else draw(values.damaged(files[name]))
+    elif values.seldom(draw, 6):
+        files["tokenizer.json"] = json.dumps(json.loads(files["tokenizer.json"]) | draw(st.sampled_from(TOKENIZER_PARTS))).encode()
     picture = st.one_of(st.sampled_from(("a.png", "b.png")), picture_files().map(lambda content: "data:," + base64.b64encode(content).decode()))
     found = draw(st.lists(draw(st.sampled_from((whole_rows(picture), whole_rows(picture), rows(picture)))), min_size=1, max_size=3))
     if values.seldom(draw, 8):

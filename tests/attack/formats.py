@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import hypothesis
 from hypothesis import strategies as st
 
 from predictor import readers
@@ -48,3 +49,17 @@ GRAMMARS: dict[str, Grammar] = {
     "model": Grammar(recorded.model_files, 2),
 }
 """Name of a format -> its grammar."""
+WITH_READERS = [name for name in GRAMMARS if name.endswith((" file", " command")) or name == "shell"]
+"""Formats of training frameworks, their command lines, and scripts."""
+
+
+def each(grammar: str, seed: int, inputs: int, do: Callable[[Input], None]) -> None:
+    """Does something with each of some inputs, which a format and a seed decide."""
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=inputs, database=None, deadline=None, phases=[hypothesis.Phase.generate],
+                         suppress_health_check=list(hypothesis.HealthCheck))
+    @hypothesis.given(GRAMMARS[grammar].strategy())
+    def run(one: Input) -> None:
+        do(one)
+
+    run()

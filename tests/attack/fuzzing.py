@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.attack import programs
 from tests.attack.formats import GRAMMARS
+from tests.attack.programs import ROOT, Died
 from tests.attack.worker import CURRENT
 
-ROOT = Path(__file__).parents[2]
 INPUTS = 1_000
 """Inputs of a batch."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -50,17 +49,11 @@ def run(batch: Batch, root: Path = ROOT, *more: str) -> dict[str, Any]:
     """Judges the inputs of a batch with the code in ``root``; ``more`` are options of the worker. A process that dies is
     a finding."""
     with tempfile.TemporaryDirectory(prefix="attack-", dir=MEMORY) as name:
-        directory = Path(name)
-        words = [sys.executable, "-m", "tests.attack.worker", batch.grammar, name, str(batch.seed), str(batch.inputs), *more]
         try:
-            done = subprocess.run(words, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True,
-                                  timeout=SECONDS, stdin=subprocess.DEVNULL)
-            problem = f"the process ended with {done.returncode}: {done.stderr[-1500:]}"
-            if done.returncode == 0:
-                return json.loads(done.stdout.splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            problem = f"the process took more than {SECONDS} s"
-        current = directory / CURRENT
+            return programs.answer("worker", batch.grammar, name, batch.seed, batch.inputs, *more, root=root, seconds=SECONDS)
+        except Died as error:
+            problem = str(error)
+        current = Path(name) / CURRENT
         last = json.loads(current.read_text()) if current.is_file() else None
     return {"inputs": 0, "refused": 0, "seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}]}
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.attack.programs import ROOT
+
 SECONDS = 300
 """After so many seconds a command counts as hanging."""
 PEAKCAST = (sys.executable, "-m", "predictor.cli")
@@ -222,7 +223,8 @@ def _jobs(directory: Path) -> None:
 
 SIMULATION = (*PEAKCAST, "predict", "llava-1.5-7b", "--per-device-train-batch-size", "4", "--data-parallel-size", "8", "--zero-stage", "2", "--gpu", "h100-80gb",
               "--samples", "l.csv", "--steps", "60", "--seeds", "2", "--json", "-o", "out.json", "--force")
-TRACE = (*PEAKCAST, "predict", "config.json", "--sequence-length", "64", "--per-device-train-batch-size", "2", "--json", "-o", "out.json", "--force")
+PRINTED = (*PEAKCAST, "predict", "config.json", "--sequence-length", "64", "--per-device-train-batch-size", "2", "--json")
+TRACE = (*PRINTED, "-o", "out.json", "--force")
 SCENES = {
     "simulation": Scene(SIMULATION, _answer, {"out.json": _json}, _lengths),
     "trace": Scene(TRACE, _cached, {"out.json": _json, "cache/formulas/*.npz": _formula}, _small_model),
@@ -263,11 +265,10 @@ def full_disk() -> list[str]:
         wrong += _one_line(*ended(TRACE, directory, preexec_fn=small), 2)
         if (directory / "out.json").exists():
             wrong.append("a half-written result")
-        without = tuple(word for word in TRACE if word not in ("-o", "out.json", "--force"))
-        wrong += _one_line(*ended(without, directory, preexec_fn=small), 0)
+        wrong += _one_line(*ended(PRINTED, directory, preexec_fn=small), 0)
         wrong += [f"half-written: {path.name}" for path in (directory / "cache").rglob("*.npz")]
         with open("/dev/full", "wb") as full:
-            wrong += _one_line(*ended(without, directory, stdout=full), 2)
+            wrong += _one_line(*ended(PRINTED, directory, stdout=full), 2)
     return wrong
 
 
@@ -281,7 +282,7 @@ def full_file_system() -> list[str]:
         try:
             _small_model(directory)
             (mounted / "ballast").write_bytes(bytes(12 << 10))
-            words = (*TRACE[:-3], "-o", str(mounted / "out.json"))
+            words = (*PRINTED, "-o", str(mounted / "out.json"))
             wrong = _one_line(*ended(words, directory, env={"PEAKCAST_CACHE": str(mounted / "cache")}), 2)
             return wrong + [f"left on the full disk: {path}" for path in mounted.rglob("*") if path.is_file() and path.name != "ballast"]
         finally:
@@ -293,12 +294,11 @@ def read_only() -> list[str]:
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         directory = Path(place)
         _small_model(directory)
-        without = tuple(word for word in TRACE if word not in ("-o", "out.json", "--force"))
-        wrong = _one_line(*ended(without, directory, env={"PEAKCAST_CACHE": "/proc/none"}), 0)
+        wrong = _one_line(*ended(PRINTED, directory, env={"PEAKCAST_CACHE": "/proc/none"}), 0)
         (directory / "file").touch()
-        wrong += _one_line(*ended(without, directory, env={"PEAKCAST_CACHE": str(directory / "file")}), 0)
+        wrong += _one_line(*ended(PRINTED, directory, env={"PEAKCAST_CACHE": str(directory / "file")}), 0)
         for result in ("/proc/out.json", "none/out.json", "file/out.json", "/dev/null/x", "."):
-            wrong += _one_line(*ended((*without, "-o", result), directory), 2)
+            wrong += _one_line(*ended((*PRINTED, "-o", result), directory), 2)
     return wrong
 
 
@@ -308,7 +308,7 @@ def two_at_once() -> list[str]:
         directory = Path(place)
         _small_model(directory)
         outs = [directory / f"{number}.json" for number in range(2)]
-        running = [start((*TRACE[:-3], "-o", str(path)), directory) for path in outs]
+        running = [start((*PRINTED, "-o", str(path)), directory) for path in outs]
         wrong = [line for process in running for line in _one_line((process.communicate(timeout=SECONDS), process.returncode)[1], "", 0)]
         if wrong:
             return wrong

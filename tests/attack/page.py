@@ -82,6 +82,11 @@ class Summary:
     def _add_branches(self, row: Row) -> None:
         self.branches = row
 
+    @property
+    def known(self) -> set[str]:
+        """The models of relations that are known by name. The others are variants of them."""
+        return self.models & set(models.known_names())
+
     def total(self, place: int) -> int:
         """Inputs (0), refused ones (1) or findings (2) of all formats."""
         return int(sum(one[place] for one in self.formats.values()))
@@ -97,8 +102,7 @@ class Summary:
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused: {self.total(2)} findings; "
                f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
-        known = self.models & set(models.known_names())
-        yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(known)} known by name and {len(self.models - known)} "
+        yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
         yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
                f"{len(self.disturbances)} disturbances: {sum(map(bool, self.disturbances.values()))} with a problem")
@@ -120,7 +124,7 @@ def text(summary: Summary) -> str:
 
 
 def _formats(summary: Summary) -> Iterator[str]:
-    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s and 500 MiB of resident memory.",
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
                 "Seconds include those of a prediction where one followed. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "", "| format | inputs | refused | findings | longest (s) | most memory (MiB) |",
                 "|---|---:|---:|---:|---:|---:|")
@@ -129,9 +133,8 @@ def _formats(summary: Summary) -> Iterator[str]:
 
 
 def _relations(summary: Summary) -> Iterator[str]:
-    known = summary.models & set(models.known_names())
-    yield from ("## Relations", "", f"Models known by name: {', '.join(sorted(known)) or 'none'}.",
-                f"Variants of other depths or heads: {', '.join(sorted(summary.models - known)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
+    yield from ("## Relations", "", f"Models known by name: {', '.join(sorted(summary.known)) or 'none'}.",
+                f"Variants of other depths or heads: {', '.join(sorted(summary.models - summary.known)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
     for name, count in sorted(summary.relations.items()):
         yield f"| {name.replace('<=', '≤')} | {count:,} |"
 

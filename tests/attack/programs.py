@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+"""The repository, or a copy of it."""
 SECONDS = 3_000
 
 
@@ -17,17 +18,20 @@ class Died(Exception):
     """The process gave no answer."""
 
 
-def answer(module: str, *words: object, root: Path = ROOT) -> Any:
+def answer(module: str, *words: object, root: Path = ROOT, seconds: float = SECONDS) -> Any:
     """What a module of ``tests.attack`` in ``root`` prints as JSON.
+
+    Args:
+        seconds: it is ended after so many.
 
     Raises:
         Died: it ended otherwise; the message has the end of its stderr.
     """
     try:
         done = subprocess.run([sys.executable, "-m", f"tests.attack.{module}", *map(str, words)], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
-                              capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+                              capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        raise Died(f"took more than {SECONDS} s") from None
+        raise Died(f"the process took more than {seconds} s") from None
     if done.returncode or not done.stdout.strip():
-        raise Died(f"ended with {done.returncode}: {done.stderr[-1500:]}")
+        raise Died(f"the process ended with {done.returncode}: {done.stderr[-1500:]}")
     return json.loads(done.stdout.splitlines()[-1])

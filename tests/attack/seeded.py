@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.attack import fuzzing, programs
-from tests.attack.fuzzing import ROOT, Batch
-from tests.attack.programs import Died
+from tests.attack.fuzzing import Batch
+from tests.attack.programs import ROOT, Died
 from tests.attack.seeded_bugs import TABLE
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")

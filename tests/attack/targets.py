@@ -13,6 +13,7 @@ from unittest import mock
 
 from predictor.common.errors import InputError
 from predictor.formula import store
+from tests.attack import commands
 
 ANSWERS = (0, 1, 2)
 """Exit codes of a command."""
@@ -30,12 +31,7 @@ def command(*words: str) -> None:
         InputError: the command refused its input, in one line.
         Broken: the command ended with another exit code, or did not say one line.
     """
-    from predictor import cli
-
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = cli.main(list(words))
-    said = errors.getvalue()
+    code, out, said = commands.run(*words)
     if code not in ANSWERS:
         raise Broken(f"exit code {code}")
     if "Traceback (most recent call last)" in said:
@@ -44,8 +40,8 @@ def command(*words: str) -> None:
         raise InputError("a file could not be read")
     if code == REFUSED:
         told = [line for line in said.splitlines() if line.startswith("peakcast: error: ")]
-        if len(told) != 1 or out.getvalue():
-            raise Broken(f"exit code 2 with {len(told)} lines of error and {len(out.getvalue())} characters on stdout")
+        if len(told) != 1 or out:
+            raise Broken(f"exit code 2 with {len(told)} lines of error and {len(out)} characters on stdout")
         raise InputError(told[0])
 
 

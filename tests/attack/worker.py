@@ -32,9 +32,7 @@ class Enough(BaseException):
 
 def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bool = False) -> dict[str, Any]:
     """Judges inputs, which a format and a seed decide, and counts what became of them."""
-    import hypothesis
-
-    from tests.attack.formats import GRAMMARS
+    from tests.attack.formats import each
     from tests.attack.inputs import Input
     from tests.attack.judge import judge
     from tests.attack.targets import TOKENIZED, imported, nothing_traced
@@ -46,11 +44,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     inside = directory / "inside"
     inside.mkdir(exist_ok=True)
 
-    @hypothesis.seed(seed)
-    @hypothesis.settings(max_examples=inputs, database=None, deadline=None, phases=[hypothesis.Phase.generate],
-                         suppress_health_check=list(hypothesis.HealthCheck))
-    @hypothesis.given(GRAMMARS[grammar].strategy())
-    def run(given: Input) -> None:
+    def judged(given: Input) -> None:
         (directory / CURRENT).write_text(json.dumps(given.to_json()))
         found = judge(given, inside, tokenized)
         done["inputs"] += 1
@@ -64,7 +58,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
                 raise Enough
 
     with nothing_traced(tokenized), contextlib.suppress(Enough):
-        run()
+        each(grammar, seed, inputs, judged)
     return done | {"seconds": round(done["seconds"], 2)}
 
 

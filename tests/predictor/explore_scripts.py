@@ -42,3 +42,14 @@ def made(**keys: Any) -> Content:
 def scripts() -> Scripts:
     """Of :func:`made`."""
     return Scripts(made())
+
+
+def of_setting(job: Workload, setting: dict) -> Workload:
+    """The workload of a setting in the page of a job."""
+    name, _, tensor = setting["engine"].partition("-tp")
+    engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name} if name else {}
+    workload = job.replace(
+        per_device_train_batch_size=setting["batch"], sequence_length=setting["sequence"], images_per_sample=setting["images"] or None,
+        data_parallel_size=setting["degree"], gpu=setting["gpu"], gradient_checkpointing=setting["checkpointing"],
+        tensor_parallel_size=int(tensor or 1), **engine)
+    return workload.replace(profile=settings.profile_of(workload, setting["gpu"]))

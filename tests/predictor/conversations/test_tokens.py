@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.conversations import tokens
+from predictor.conversations.tokenizer_failures import Failed, failures
 from predictor.workload import samples
 from tests.predictor.conversations.processors import PROCESSORS, SIZES_MATTER, TEMPLATE, tokenizer
 
@@ -152,6 +154,39 @@ def test_a_wrong_row_is_named(row, words, letters, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(InputError, match=words):
         tokens.read(str(tmp_path / "rows.jsonl"), letters)
+
+
+DAMAGED = [  # parts of tokenizer.json, and how tokenizers 0.23 fails: at once or with the first text, by a panic or not
+    ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "cannot load it: PanicException"),
+    ({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]],
+                "continuing_subword_prefix": "###"}}, "cannot load it: PanicException"),
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "fails on the texts: PanicException"),
+    ({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                         "pair": [], "special_tokens": {}}}, "fails on the texts: PanicException"),
+    ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, "fails on the texts: Exception: WordLevel"),
+]
+
+
+@pytest.mark.parametrize("parts, words", DAMAGED, ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+def test_a_damaged_tokenizer_is_one_line_of_error_though_rust_prints_its_panic(parts, words, letters, tmp_path, capfd):
+    file = tmp_path / "letters/tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    (tmp_path / "rows.jsonl").write_text('{"text": "x y"}\n')
+    assert main(["samples", str(tmp_path / "rows.jsonl"), "--processor", letters, "--json"]) == 2
+    printed = capfd.readouterr()
+    assert printed.out == "" and printed.err.startswith("peakcast: error: --processor ") and words in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_what_is_printed_where_nothing_fails_is_shown(capfd):
+    with failures():
+        os.write(2, b"a warning\n")
+    with pytest.raises(KeyboardInterrupt), failures():
+        raise KeyboardInterrupt
+    with pytest.raises(Failed, match="^ValueError: a b$"), failures():
+        os.write(2, b"a detail\n")
+        raise ValueError("a\nb")
+    assert capfd.readouterr().err == "a warning\n"
 
 
 def test_a_processor_that_is_not_here_is_not_downloaded(tmp_path):

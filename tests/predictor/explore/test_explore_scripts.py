@@ -25,10 +25,10 @@ from predictor.events.composed_run import LARGEST_BUFFER_BYTES
 from predictor.explore import columns
 from predictor.explore.content import Content
 from predictor.explore.remedies import _family as page_family
-from predictor.explore.settings import find, profile_of
+from predictor.explore.settings import find
 from predictor.report.remedies import change_text
 from predictor.workload.workload import Workload
-from tests.predictor.explore_scripts import MODEL, Scripts, made, scripts
+from tests.predictor.explore_scripts import MODEL, Scripts, made, of_setting, scripts
 from tests.predictor.small import small_config, small_llama
 from tests.predictor.small_models import IMAGE_TEXT
 
@@ -130,13 +130,7 @@ def predicted(setting: dict, **keys) -> dict:
 
 def asked(setting: dict, **keys) -> Workload:
     """The workload of a page's setting."""
-    name, _, tensor = setting["engine"].partition("-tp")
-    engine = {"zero_stage": int(name[4:])} if name.startswith("zero") else {"engine": name} if name else {}
-    workload = Workload(**{
-        "model": MODEL, "per_device_train_batch_size": setting["batch"], "sequence_length": setting["sequence"],
-        "images_per_sample": setting["images"], "data_parallel_size": setting["degree"], "gpu": setting["gpu"],
-        "gradient_checkpointing": setting["checkpointing"], "tensor_parallel_size": int(tensor or 1), **engine, **keys})
-    return workload.replace(profile=profile_of(workload, setting["gpu"]))
+    return of_setting(Workload(**{"model": MODEL, **keys}), setting)
 
 
 ANSWER = "setting => predict(data, setting).answer"
