@@ -143,7 +143,8 @@ def test_axolotls_own_kernels_of_adapters_are_a_note(tmp_path):
 
 
 def test_only_what_changes_a_note_is_named_before_it(tmp_path):
-    path = written(tmp_path, {"base_model": "gpt2", "sequence_len": 64, "bf16": True, "sample_packing": True, "attn_implementation": "flash_attention_2",
+    (tmp_path / "zero3.json").write_text('{"bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
+    path = written(tmp_path, {"base_model": "gpt2", "sequence_len": 64, "bf16": True, "deepspeed": str(tmp_path / "zero3.json"),
                               "val_set_size": 0.05, "eval_steps": 10, "load_in_4bit": False, "pad_to_sequence_len": True})
     source = read(path)[1]
     assert any(note.startswith("val_set_size: eval_steps 10.0: the evaluation") for note in source.not_modelled)

@@ -153,7 +153,7 @@ EVALUATES = {"eval_strategy": "steps", "per_device_eval_batch_size": 4}
 
 @pytest.mark.parametrize(("keys", "predicted"), [
     ({"bf16": True}, True), ({"fp16": True}, True), ({"torch_dtype": "float32"}, True),
-    ({"use_liger_kernel": True}, False), ({"attn_implementation": "flash_attention_2"}, False),
+    ({"use_liger_kernel": True}, False), ({"attn_implementation": "flash_attention_2", "bf16": True}, True),
     ({"fsdp": "full_shard", "bf16": True}, False),
 ])
 def test_an_evaluation_is_predicted_with_what_it_was_compared_with(tmp_path, keys, predicted):
