@@ -6,8 +6,8 @@
     peakcast report profiles/evidence/contributed              # all of them beside today's predictions
 
 Only peaks of one real GPU are filed: not those of an emulated one, and none of a training whose batches had several
-shapes. A record that is there already is not filed again. The file is copied as it is; its origin goes into
-sources.json beside it.
+shapes. A measurement that is there already is not filed again, even if other keys of its record differ. The file is
+copied as it is; its origin goes into sources.yaml beside it.
 
 exit codes: 0 filed, 2 bad input
 """
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 from datetime import date
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the repository need not be installed
@@ -31,7 +32,8 @@ from predictor.common.files import read_bytes, read_mapping, write_whole  # noqa
 from predictor.common.suggestions import file_name, quoted  # noqa: E402
 
 CONTRIBUTED = ROOT / "profiles" / "evidence" / "contributed"
-SOURCES = "sources.json"
+SOURCES = "sources.yaml"
+"""YAML, because a report of the folder reads every JSON file as a measurement."""
 BAD_INPUT = 2
 
 
@@ -62,16 +64,22 @@ def filed(path: Path, source: str, folder: Path) -> str:
     content = read_bytes(path, "the record")
     name = f"{record.job.device.name.lower().replace(' ', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.json"
     known = read_mapping(folder / SOURCES, "the list of sources") if (folder / SOURCES).exists() else {}
-    if name in known:
-        raise InputError(f"{file_name(path)}: is filed already, as {name}, from {quoted(known[name]['source'], 200)}")
-    cases, skipped = files.read([str(path)])
-    if not cases:
-        raise InputError(f"{file_name(path)}: {skipped[0].why if skipped else 'holds no measurement'}")
+    [case], _ = files.read([str(path)])
+    for earlier in known:
+        [filed_case], _ = files.read([str(folder / earlier)])
+        if measured(filed_case) == measured(case):
+            raise InputError(f"{file_name(path)}: is filed already, as {earlier}, from "
+                             f"{quoted(known[earlier]['source'], 200)}")
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(str(folder / name), content)
     known[name] = {"source": source, "filed": date.today().isoformat()}
-    write_whole(str(folder / SOURCES), (json.dumps(known, indent=2, sort_keys=True) + "\n").encode())
-    return f"{name}: {difference(cases[0])}"
+    write_whole(str(folder / SOURCES), yaml.safe_dump(known).encode())
+    return f"{name}: {difference(case)}"
+
+
+def measured(case: cases.Case) -> tuple[object, ...]:
+    """What was measured: the job, the GPU and the peaks. Other keys of a record may differ between its copies."""
+    return case.workload.resolved() | {"model": case.model}, case.gpu, dict(case.peaks)
 
 
 def check(record: Record, name: str) -> None:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from calibrate.records.record import Device, MeasuredOn
+from calibrate.regression import files
 from predictor.workload.workload import Workload
 from tests.calibrate import small_jobs
 
@@ -36,7 +38,7 @@ def record(tmp_path):
 def test_a_record_is_copied_with_its_source_and_its_difference_is_said(record, tmp_path, capsys):
     path, folder = record(), tmp_path / "contributed"
     assert file_measurement.main([path, *SOURCE], folder) == 0
-    [name] = json.loads((folder / "sources.json").read_text())
+    [name] = yaml.safe_load((folder / "sources.yaml").read_text())
     assert (folder / name).read_bytes() == Path(path).read_bytes()
     assert "requested +" in capsys.readouterr().out
 
@@ -45,6 +47,31 @@ def test_it_is_not_filed_twice(record, tmp_path, capsys):
     path, folder = record(), tmp_path / "contributed"
     assert [file_measurement.main([path, *SOURCE], folder) for _ in range(2)] == [0, 2]
     assert "is filed already" in capsys.readouterr().err
+
+
+def test_a_copy_with_an_edited_field_is_not_filed_again(record, tmp_path, capsys):
+    folder = tmp_path / "contributed"
+    codes = [file_measurement.main([record(command=(command,)), *SOURCE], folder) for command in ("peakcast", "mine")]
+    assert codes == [0, 2] and len(list(folder.glob("*.json"))) == 1
+
+
+def test_another_measurement_of_the_same_job_is_filed(record, tmp_path, capsys):
+    folder = tmp_path / "contributed"
+    codes = [file_measurement.main([record(REAL | {"device_used_bytes": size}), *SOURCE], folder) for size in (1 << 13, 1 << 14)]
+    assert codes == [0, 0]
+
+
+def test_a_report_of_the_folder_skips_nothing(record, tmp_path, capsys):
+    folder = tmp_path / "contributed"
+    file_measurement.main([record(), *SOURCE], folder)
+    assert files.read([str(folder)])[1] == []
+
+
+def test_what_a_report_would_skip_is_not_filed(record, tmp_path, capsys):
+    folder = tmp_path / "contributed"
+    device = replace(REAL["device"], event_completion="immediate")
+    assert file_measurement.main([record(REAL | {"device": device}), *SOURCE], folder) == 2
+    assert 'event_completion is "immediate", and a real GPU has none' in capsys.readouterr().err and not folder.exists()
 
 
 @pytest.mark.parametrize("job, message", [

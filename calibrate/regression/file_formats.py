@@ -11,6 +11,7 @@ from calibrate.fit.jobs import WITH_OTHERS
 from calibrate.records.record import SCHEMA_VERSION, MeasuredOn, Record
 from calibrate.regression import compact
 from calibrate.regression.cases import COUNTERS, Case, Cause
+from predictor.allocator.completion import launches_until_complete
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.json_dataclasses import from_plain
@@ -79,6 +80,10 @@ def _case(record: Record, workload: Workload, file: str, line: int, **more: Any)
         workload = workload.replace(capacity_bytes=device.capacity_bytes)
     peak = record.peak("requested_bytes")
     on_device = job.measured_on is MeasuredOn.DEVICE
+    if on_device and device.event_completion is not None:
+        raise InputError(f"event_completion is {quoted(device.event_completion)}, and a real GPU has none: edited, or "
+                         "damaged")
+    launches_until_complete(device.event_completion or "immediate", "event_completion")
     sizes = {**{counter: record.peak(f"{counter}_bytes").bytes for counter in OVERALL},
              "device": job.device_used_bytes if on_device else None}
     survived = job.out_of_memory is None

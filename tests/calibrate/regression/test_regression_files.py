@@ -1,6 +1,7 @@
 """Files of reports: every format of measurements, and the files that are skipped by name."""
 
 import json
+import re
 import tracemalloc
 from dataclasses import replace
 
@@ -69,9 +70,20 @@ def test_the_device_peak_counts_on_a_device_only(tmp_path):
     made = small_jobs.record(workload=KEYS)
     from calibrate.records.record import MeasuredOn
 
-    made = replace(made, job=replace(made.job, measured_on=MeasuredOn.DEVICE, device_used_bytes=9000))
+    device = replace(made.job.device, event_completion=None)
+    made = replace(made, job=replace(made.job, measured_on=MeasuredOn.DEVICE, device=device, device_used_bytes=9000))
     [case], _ = files.read([saved(tmp_path, content=json.dumps(made.to_json()))])
     assert case.peaks["device"] == 9000
+
+
+@pytest.mark.parametrize("measured_on, completion, why", [
+    ("device", "immediate", 'event_completion is "immediate", and a real GPU has none: edited, or damaged'),
+    ("emulated", "never", 'event_completion: "never" is not one of immediate, launches:N, synchronization')])
+def test_a_wrong_completion_of_events_is_no_measurement(measured_on, completion, why, tmp_path):
+    made = small_jobs.record(workload=KEYS).to_json()
+    made["job"] |= {"measured_on": measured_on, "device": made["job"]["device"] | {"event_completion": completion}}
+    with pytest.raises(InputError, match=re.escape(why)):
+        files.read([saved(tmp_path, content=json.dumps(made))])
 
 
 def test_a_job_that_ran_out_of_memory_did_not_survive(tmp_path):
