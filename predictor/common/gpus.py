@@ -160,5 +160,7 @@ def find(name: str) -> Gpu:
         spelling = ALSO_CALLED.get(spelling, spelling)
         if spelling in GPUS:
             return GPUS[spelling]
-    raise InputError(f"unknown GPU {quoted(name)}{nearest(bare, GPUS)}: known are {', '.join(GPUS)}; "
+    series = bare.partition("-")[0]
+    alike = [known for known in GPUS if known.partition("-")[0] == series] or GPUS  # before those of similar letters
+    raise InputError(f"unknown GPU {quoted(name)}{nearest(bare, alike)}: known are {', '.join(GPUS)}; "
                      "or give capacity_bytes")

@@ -37,3 +37,8 @@ def test_a_capacity_has_a_source_or_is_called_assumed(gpu):
     ("4090", [])])
 def test_a_name_without_a_size_may_mean_another_gpu(name, others):
     assert [gpu.name for gpu in of_other_sizes(name)] == others
+
+
+def test_a_wrong_size_of_memory_suggests_a_gpu_of_the_same_series():
+    with pytest.raises(InputError, match=r'did you mean "a100-[48]0gb"'):
+        find("a100-39gb")
