@@ -190,7 +190,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
     any_fits = False
     for family in families:
         if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
-            yield _not_simulated(_try(start, family[-1], progress))
+            yield _not_simulated(start, family, progress)
         else:
             trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
             any_fits |= trial.fits
@@ -203,10 +203,15 @@ def _lesser(family: tuple[Change, ...], fitting: Sequence[Change]) -> tuple[Chan
     return tuple(takewhile(lambda change: change.text not in alone, family))
 
 
-def _not_simulated(trial: _Trial) -> _Trial:
-    """The trial if it needs no simulation, else without a verdict."""
+def _not_simulated(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
+    """The last change of a family if that needs no simulation; else one without a verdict: the smallest GPU that may
+    do, or the last change."""
+    trial = _try(start, family[-1], progress)
     if trial.room_bytes is None or trial.room_bytes < 0:
         return trial
+    if trial.made[-1].is_hardware:
+        trial = next(one for one in (_try(start, change, progress) for change in family)
+                     if one.room_bytes is not None and one.room_bytes >= 0)
     return replace(trial, tried=None, why_not="it takes longer than the others", needs_time=True)
 
 

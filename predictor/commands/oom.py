@@ -134,7 +134,7 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
 
     if log == STDIN:
         name, text = "standard input", _standard_input()
-    elif contains(log) or (elsewhere(log) or words(log)) and not os.path.exists(log):
+    elif contains(log) or (elsewhere(log) or words(log) or len(log.split()) > 1) and not os.path.exists(log):
         name, text = "the given message", log
     else:
         name, text = file_name(log), _text(log)

@@ -50,7 +50,7 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
         present: a workload that was read from a framework's configuration.
     """
     assert present.source is not None  # it was read
-    changes = _changed(present, proposed)
+    changes = decisive(present, proposed)
     if not changes:
         return _judged(None, {}, present)
     change = present.source.in_own_words(changes)
@@ -68,6 +68,23 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
         return _judged(change, texts, changed)
     except InputError as error:
         return f"{file}: what it would start cannot be predicted: {error}"
+
+
+def decisive(present: Workload, proposed: Workload) -> Mapping[str, Any]:
+    """The changes that the files must say, if the framework itself decides the others by these; else all changes."""
+    source, changes = present.source, _changed(present, proposed)
+    assert source is not None  # it was read
+    said: dict[str, Any] = {}
+    left: Mapping[str, Any] = changes if source.in_own_words(changes) is None else {}
+    while left:
+        key = next((key for key in left if key in changes.keys() - said.keys()
+                    and source.in_own_words({**said, key: changes[key]})), None)
+        change = source.in_own_words({**said, key: changes[key]}) if key else None
+        if key is None or change is None:
+            return changes
+        said[key] = changes[key]
+        left = _changed(present.replace(**change.workload), proposed)
+    return said or changes
 
 
 def _judged(change: OwnChange | None, texts: Mapping[str, str], started: Workload) -> OwnFiles | str:

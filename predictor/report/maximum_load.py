@@ -27,8 +27,9 @@ def _cautions(load: MaximumLoad) -> list[str]:
     if not load.cautions:
         return []
     name, most = max(load.cautions.items(), key=lambda row: row[1].more_bytes)
-    at = _AT[name].format(getattr(load, name))
-    return [f"Caution: {most.text} (at {at}), more than the {size_text(most.free_bytes)} that stay free."]
+    at, *others = (_AT[one].format(getattr(load, one)) for one in (name, *(load.cautions.keys() - {name})))
+    also = f"; likewise at {' and '.join(sorted(others))}" if others else ""
+    return [f"Caution: {most.text} (at {at}{also}), more than the {size_text(most.free_bytes)} that stay free."]
 
 
 def _batch(load: MaximumLoad) -> str:

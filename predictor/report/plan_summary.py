@@ -19,6 +19,8 @@ SIZES = ((6, 5), (6, 3), (4, 3), (3, 2), (2, 1))
 """Configurations and knobs, the most that fit. On one GPU a plain loop may be a sixth configuration."""
 LONG_WORD = len("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 """Characters of the longest word of a knob, which must not be broken."""
+LONGEST_NAME = 60
+"""Characters of a line of a knob's name; longer names are wrapped, to leave room for their costs."""
 OTHER = " *"
 """Follows the name of a configuration that trains something else, or in another loop."""
 
@@ -34,7 +36,7 @@ def report(console: Console, plan: Plan, *, all_ranked: bool = False, wrote: str
         if plan.found.fitting:
             _ranking(console, plan, size[0])
         if any(knob.gives_reserved_bytes for knob in plan.knobs):
-            console.print(_knobs(plan, size[1]))
+            console.print(changes(plan, size[1]))
             console.print()
         whole.files(console, plan, wrote)
         if plan.proposed and plan.source is None:
@@ -69,12 +71,12 @@ def _ranking(console: Console, plan: Plan, most: int) -> None:
     console.print()
 
 
-def _knobs(plan: Plan, most: int) -> Table:
+def changes(plan: Plan, most: int) -> Table:
     """A table of the changes that lower the reserved peak most."""
     before = f"{size_text(plan.before.reserved_bytes)} where memory is not short"
     rows = table(f"from {whole.STANDING[plan.standing]},\n{before}", "reserved\nsaved (GiB)", "costs")
     rows.columns[1].no_wrap, rows.columns[1].justify = True, "right"
-    rows.columns[0].min_width = LONG_WORD
+    rows.columns[0].min_width, rows.columns[0].max_width = LONG_WORD, LONGEST_NAME
     rows.columns[2].ratio, rows.expand = 1, True  # else rich cuts off what a column of minimal width leaves no room for
     giving = [knob for knob in plan.knobs if (knob.gives_reserved_bytes or 0) > 0]
     for knob in sorted(giving, key=lambda knob: -(knob.gives_reserved_bytes or 0))[:most]:

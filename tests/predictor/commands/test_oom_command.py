@@ -404,3 +404,7 @@ def test_no_torch_is_needed(path):
 def test_no_line_ends_in_spaces(capsys, path):
     assert main(["oom", path, *JOB]) == 0
     assert not [line for line in capsys.readouterr().out.splitlines() if line.endswith(" ")]
+
+
+def test_several_words_are_a_message_not_the_name_of_a_file(capsys):
+    assert "the given message: has no out-of-memory message" in error_of(capsys, "oom", "RESOURCE_EXHAUSTED: no memory left")

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from predictor import Workload, predict, readers
+from predictor.answer import changes
 from predictor.common.errors import InputError
 from predictor.plan import document
 from predictor.plan.knobs import turned
-from predictor.plan.own_files import OwnFiles, own_files
+from predictor.plan.own_files import OwnFiles, decisive, own_files
 from predictor.plan.space import space
 
 CONFIG = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"},
@@ -120,3 +121,12 @@ def test_adapters_over_weights_of_4_bits_are_planned_as_the_framework_trains_the
     found = space({key: values[key] for key in values if key != "per_device_train_batch_size"}, present=present, firm=firm).settings
     quantized = [one.workload(1, 8, 2048) for one in found if one.keys.get("quantization")]
     assert quantized and {one.mixed_precision for one in quantized} == {"none"}
+
+
+def test_the_files_say_only_what_the_framework_does_not_decide_by_it(tmp_path):
+    (tmp_path / "sft.yaml").write_text(yaml.safe_dump(LORA))
+    values, source = readers.read(path=str(tmp_path / "sft.yaml"), options={"gpu": "rtx-3060"})
+    present = Workload.from_mapping(values).read_from(source)
+    keys, own = changes.said(present, {"quantization": changes.QLORA})
+    changed = decisive(present, Workload.from_mapping({**values, **keys}))
+    assert changed.keys() == {"quantization"} and own.values == {"quantization_bit": 4}

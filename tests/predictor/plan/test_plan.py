@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from io import StringIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from calibrate.checks.plan_agreement import FIGURES, typed
 from predictor import Workload, predict
@@ -15,12 +17,13 @@ from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Telling, Wanted, document, launch, plan
-from predictor.plan.knobs import turned
+from predictor.plan.knobs import Knob, Peaks, turned
 from predictor.plan.memory import Memory, Point
 from predictor.plan.plan import Examples, _closest, _nothing, workload_of
 from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
 from predictor.report import plan as plan_report
+from predictor.report import plan_summary
 from predictor.workload import deepspeed_document
 from predictor.workload.command_line import command_line
 from tests.predictor.small import small_llama
@@ -300,3 +303,11 @@ def test_a_shape_is_not_traced_if_a_smaller_one_exceeds_the_capacity_where_memor
     monkeypatch.setattr(memory, "_beyond", lambda setting, accumulation, points: np.array([exceeded]))
     ruled_out = memory.is_ruled_out(setting, 1, Point(8, 1024), [Point(1, 1024)])
     assert ruled_out is (exceeded > 0 and not has_formula and short)
+
+
+def test_a_change_with_a_long_name_leaves_room_for_its_costs():
+    long = Knob("engine torch → ZeRO-3, optimizer and parameters → host, mixed_precision bf16 → none, " * 2, {}, "AdamW " * 30,
+                1 << 30, 1 << 30)
+    asked, console = SimpleNamespace(standing="given", before=Peaks(0, 0), knobs=(long,)), Console(width=100, file=StringIO())
+    console.print(plan_summary.changes(asked, 5))
+    assert len(console.file.getvalue().splitlines()) < 16
