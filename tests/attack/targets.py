@@ -202,9 +202,24 @@ def nothing_traced(tokenized: bool = False) -> Iterator[None]:
     Args:
         tokenized: torch and transformers can be imported, for tokenizers and processors.
     """
-    modules = {} if tokenized else {"torch": None, "transformers": None}
-    with store.existing_only(), mock.patch.object(sys, "stdin", io.StringIO()), mock.patch.dict(sys.modules, modules):
+    with store.existing_only(), mock.patch.object(sys, "stdin", io.StringIO()), contextlib.ExitStack() as stack:
+        for name in () if tokenized else ("torch", "transformers"):
+            stack.enter_context(_not_importable(name))
         yield
+
+
+@contextlib.contextmanager
+def _not_importable(name: str) -> Iterator[None]:
+    """Inside this context a module cannot be imported. Others that are imported meanwhile stay: torch cannot be imported twice."""
+    before = sys.modules.get(name)
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
 
 
 def imported() -> None:
