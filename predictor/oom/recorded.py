@@ -15,7 +15,7 @@ from predictor.oom.message import Message
 from predictor.oom.stack import EMULATOR
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot.initial_state import Inconsistent, start_of
-from predictor.snapshot.records import Action, Snapshot, State, frames
+from predictor.snapshot.records import Action, Snapshot, State, Trace, frames
 from predictor.snapshot.replay import settings_of
 from predictor.snapshot.what_if import WhatIf, what_if
 
@@ -46,7 +46,9 @@ class RecordedFailure:
         entry: the failed allocation's place in the history; None for the end of the recording.
         requested_bytes, allocated_bytes, reserved_bytes, free_bytes: the request, PyTorch's memory, and what the
             driver had left; None at the end of the recording, apart from PyTorch's memory.
-        allocations: the blocks in use by line of code, the largest first.
+        allocations: the blocks in use by line of code, the largest first; if no allocation failed, those of the
+            recording's highest point.
+        highest_entry: the place of that point in the history; None if an allocation failed, or without a history.
         what_if: the same history with expandable segments; None if the recording had them, or if ``obstacle`` says
             why not.
         obstacle: the reason why the history could not be played; empty if it could.
@@ -61,6 +63,7 @@ class RecordedFailure:
     allocations: tuple[Allocations, ...]
     what_if: WhatIf | None
     obstacle: str
+    highest_entry: int | None = None
 
     @property
     def fits_unfragmented(self) -> bool | None:
@@ -96,7 +99,9 @@ def recorded_failure(snapshot: Snapshot, device: int) -> RecordedFailure:
         obstacle = str(error)
     failure = None if played is None else played.failure
     if played is None or failure is None or played.limit_bytes is None:
-        return RecordedFailure(device, None, None, active, reserved, None, _at_end(snapshot, device), other, obstacle)
+        highest = None if obstacle else _highest_entry(snapshot.traces[device])
+        blocks = _at_end(snapshot, device) if highest is None else _at_entry(snapshot, device, highest)
+        return RecordedFailure(device, None, None, active, reserved, None, blocks, other, obstacle, highest)
     return RecordedFailure(device, failure.entry, failure.requested_bytes, failure.allocated_bytes,
                            failure.reserved_bytes, played.limit_bytes - failure.reserved_bytes,
                            _at_entry(snapshot, device, failure.entry), other, obstacle)
@@ -106,6 +111,15 @@ def _at_end(snapshot: Snapshot, device: int) -> tuple[Allocations, ...]:
     """The blocks that the snapshot lists as in use."""
     return _grouped((place(block.raw_frames), block.requested_size) for segment in snapshot.segments_of(device)
                     for block in segment.blocks if block.state is State.ALLOCATED)
+
+
+def _highest_entry(trace: Trace) -> int | None:
+    """The entry of the history right before which most bytes were in use; None if nothing is allocated in it."""
+    allocates = trace.action == Action.ALLOC
+    if not allocates.any():
+        return None
+    signs = allocates.astype(np.int64) - (trace.action == Action.FREE_REQUESTED)
+    return int(np.argmax(np.cumsum(signs * trace.size))) + 1
 
 
 def _at_entry(snapshot: Snapshot, device: int, entry: int) -> tuple[Allocations, ...]:

@@ -323,7 +323,10 @@ def state(failure: RecordedFailure) -> str:
     """The failed allocation of a snapshot, or PyTorch's memory at its end, as a sentence after the snapshot's name."""
     memory = f"{size_text(failure.allocated_bytes)} allocated, {size_text(failure.reserved_bytes)} reserved"
     if failure.entry is None:
-        return f"no failed allocation is recorded on device {failure.device}; at the end {memory}."
+        most = sum(group.bytes for group in failure.allocations)
+        highest = "" if failure.highest_entry is None else (
+            f" At its highest point, entry {failure.highest_entry:,}, blocks of {size_text(most)} were in use.")
+        return f"no failed allocation is recorded on device {failure.device}; at the end {memory}.{highest}"
     return (f"the allocation of {size_text(failure.requested_bytes or 0)} at entry {failure.entry:,} failed on device "
             f"{failure.device}, with {memory}.")
 
@@ -422,7 +425,7 @@ def snapshot_document(failure: RecordedFailure, path: str, message: Message) -> 
         "snapshot": path, "device": failure.device, "entry": failure.entry, "is_of_message": failure.is_of(message),
         "requested_bytes": failure.requested_bytes, "allocated_bytes": failure.allocated_bytes,
         "reserved_bytes": failure.reserved_bytes, "free_bytes": failure.free_bytes,
-        "fits_without_fragmentation": failure.fits_unfragmented,
+        "fits_without_fragmentation": failure.fits_unfragmented, "highest_entry": failure.highest_entry,
         "allocations": [{"place": group.place, "requested_bytes": group.bytes, "blocks": group.blocks}
                         for group in failure.allocations],
         "what_if": None if result is None else {

@@ -253,6 +253,14 @@ def test_a_snapshot_without_a_failure_says_so(capsys, path):
     assert "no failed allocation is recorded on device 0" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_blocks_of_a_snapshot_without_a_failure_are_those_of_its_highest_point(capsys, path, tmp_path):
+    file = tmp_path / "x.pickle"
+    file.write_bytes(pickle.dumps(raw(steps())))  # 5 MiB are freed again
+    assert main(["oom", path, "--snapshot", str(file), "--json"]) == 0
+    blocks = json.loads(capsys.readouterr().out)["snapshot"]["allocations"]
+    assert sum(row["requested_bytes"] for row in blocks) == (30 + 5 + 4) * MIB
+
+
 def test_private_pools_in_a_snapshot_are_an_obstacle_and_no_error(capsys, path):
     assert main(["oom", path, "--snapshot", str(recorded("random-warm-pools"))]) == 0
     assert "is not known: it has private pools" in " ".join(capsys.readouterr().out.split())
