@@ -103,7 +103,8 @@ class ModelConfig:
         Raises:
             InputError: it is missing.
         """
-        if self.kind is Modality.IMAGE_TEXT and self.image_size is None and not sizes:
+        tower = self.document.get("vision_config")  # of a wrong type, no model can be built
+        if self.kind is Modality.IMAGE_TEXT and isinstance(tower, dict) and self.image_size is None and not sizes:
             raise InputError(f"image_size is not given: {self.name} takes images of any size: give one with "
                              "--image-size, such as 1024 or 768x1024 (height x width)")
 

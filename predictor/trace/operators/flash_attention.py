@@ -22,15 +22,16 @@ def _dimensions(query: torch.Tensor) -> tuple[int, int, int, int]:
     return batch, heads, sequence, _rounded(width)
 
 
-def forward(call: Call) -> None:
-    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout.
+def _check(dtype: torch.dtype) -> None:
+    """Rejects a dtype that the kernels do not take."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {dtype}: use sdpa")
 
-    Raises:
-        InputError: the kernels do not take this dtype.
-    """
+
+def forward(call: Call) -> None:
+    """flash_api.cpp: splits keys (mha_fwd), but not for packed sequences (mha_varlen_fwd) or with dropout."""
     query, *_, dropout = call.args
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        raise InputError(f"attn_implementation flash_attention_2 takes fp16 and bf16, not {query.dtype}: use sdpa")
+    _check(query.dtype)
     call.results(*call.out[:2])
     partial = []
     if query.dim() == 4 and not dropout:
