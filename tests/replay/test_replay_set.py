@@ -23,7 +23,7 @@ REQUESTS = {name: request for name, request in replaying.requests().items() if r
 ANSWERS = replaying.recorded()
 ASKING_FOR_MORE = {"--json", "--details", "--help", "--moments", "--layers", "--top", "--worst"}
 SHORT_ANSWERS = [name for name, request in replaying.requests().items()
-                 if not ASKING_FOR_MORE & set(request.argv) and request.argv[0] not in ("schema", "fits")]
+                 if not ASKING_FOR_MORE & set(request.argv) and request.argv[:1] not in (("schema",), ("fits",))]
 """Without those of ``fits``, which prints one line for each file, as linters do."""
 TABLES = (*contradictions.CONTRADICTIONS, *contradictions.NOT_PREDICTED)
 SAID_BY_A_CONTRADICTION = {"a conversation", "sharded parameters"}
