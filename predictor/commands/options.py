@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -218,8 +219,9 @@ def given(arguments: argparse.Namespace) -> Given:
     from_options = ours.keys()
     overridden = set(from_options)
     if ENGINE_KEYS & from_options == {"zero_stage"} and values.get("deepspeed") is not None:
-        config = KEYS["deepspeed"].metadata["kind"].check(values["deepspeed"])
-        values["deepspeed"] = with_zero(thaw(config), stage=ours["zero_stage"])
+        with suppress(Invalid):  # the workload's own message is better
+            config = KEYS["deepspeed"].metadata["kind"].check(values["deepspeed"])
+            values["deepspeed"] = with_zero(thaw(config), stage=ours["zero_stage"])
         overridden |= ENGINE_KEYS - {"deepspeed"} | {"deepspeed.zero_optimization.stage"}
     elif source and ENGINE_KEYS & from_options:
         overridden |= ENGINE_KEYS

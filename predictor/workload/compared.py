@@ -169,7 +169,8 @@ FEATURES: dict[str, Line] = {
     "per_device_eval_batch_size": Line(
         lambda k: k["mode"] == "training" and k["per_device_eval_batch_size"] is not None,
         {"use_liger_kernel": (False,)},
-        (TRUTH.format("evaluation") + MEASURED, RECIPES.format("evaluation"))),
+        (TRUTH.format("evaluation") + MEASURED, RECIPES.format("evaluation"),
+         TRUTH.format("attention") + "::test_transformers_around_flash_attn_is_predicted")),
     "keep_outputs": Line(
         lambda k: k["keep_outputs"] != "none", LOOP | {"ddp.find_unused_parameters": (None, False)},
         (TRUTH.format("loop") + MEASURED, TRUTH.format("loop") + "::test_an_engine_holds_what_is_predicted"),

@@ -53,8 +53,7 @@ def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
             values["optimizer"] = _optimizer(value, name)
         elif key in READ_SECTIONS:
             section = "bf16" if key == "bfloat16" else key
-            if section == "zero_optimization" and isinstance(value, bool):
-                value = {"stage": int(value)}  # the first releases had true and false
+            value = _with_stage(value) if section == "zero_optimization" else value
             for inner, item in _mapping(value, name, key).items():
                 _read(values, section, inner, item, name)
         else:
@@ -63,10 +62,17 @@ def written(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def with_zero(document: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
-    """A config with these settings in its section ``zero_optimization``; the rest stays."""
-    zero = document.get("zero_optimization")
-    before = zero if isinstance(zero, Mapping) else {}  # the first releases had true and false
-    return {**document, "zero_optimization": {**before, **settings}}
+    """A config with these settings in its section ``zero_optimization``; the rest stays.
+
+    A section that is no mapping stays, too: :func:`written` reports it.
+    """
+    section = _with_stage(document.get("zero_optimization") or {})
+    return {**document, "zero_optimization": {**section, **settings} if isinstance(section, Mapping) else section}
+
+
+def _with_stage(section: Any) -> Any:
+    """The section ``zero_optimization``; the first releases had true and false, which are stages 1 and 0."""
+    return {"stage": int(section)} if isinstance(section, bool) else section
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
