@@ -62,6 +62,11 @@ class Change:
         return bool(HARDWARE & self.keys.keys())
 
     @property
+    def keeps_training(self) -> bool:
+        """Whether the same model trains in the same way, on the same GPUs."""
+        return not self.differs and not self.is_hardware
+
+    @property
     def is_other_engine(self) -> bool:
         """Whether another engine is the change."""
         return "engine" in self.keys
@@ -214,11 +219,9 @@ def _deepspeed(w: Workload) -> Families:
         return
     settings = dispatch.prepare(w).setup.zero
     assert settings is not None  # the engine is DeepSpeed
-    for name in ("reduce_bucket_size", "allgather_bucket_size"):
-        size = getattr(settings, name)
-        if size > SMALL_BUCKET:
-            yield (Change(f"{name} {size:.3g} → {SMALL_BUCKET:.3g}", _zero(w, **{name: SMALL_BUCKET}),
-                          "more, smaller messages"),)
+    if settings.reduce_bucket_size > SMALL_BUCKET:
+        yield (Change(f"reduce_bucket_size {settings.reduce_bucket_size:.3g} → {SMALL_BUCKET:.3g}",
+                      _zero(w, reduce_bucket_size=SMALL_BUCKET), "more, smaller messages"),)
     if settings.overlap_comm:
         yield (Change("overlap_comm on → off", _zero(w, overlap_comm=False), "communication waits for computation"),)
     if not settings.contiguous_gradients:

@@ -18,6 +18,7 @@ from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import Peaks, Shortage
 from predictor.jobs.training_job import Job
+from predictor.workload.workload import Workload
 
 LEAPS = 12
 """Sizes that are tried by extrapolating along a line; after that the search halves."""
@@ -47,10 +48,12 @@ class Simulated:
         failed: ranks that ran out of memory where the rank with the highest requested peak survived.
         seconds: about how long that took on one core, judged by the number of events: an answer must not depend on what
             else the machine does.
+        tried: the jobs so far, by their workloads.
     """
 
     failed: set[int] = field(default_factory=set)
     seconds: float = 0
+    tried: dict[Workload, Tried] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

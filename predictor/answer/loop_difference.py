@@ -102,7 +102,7 @@ def is_assumed(job: Job) -> bool:
 def _most(job: Job) -> int:
     """Bytes that no other loop takes more: the outputs of two micro-steps, and gradients where the loop frees them."""
     events, kept = job.formula.micro.events, _keeping(job.formula.micro).outputs
-    sizes = job.run(job.workload.capacity).row_bytes[events.buffers.size[kept]]
+    sizes = job.run(job.sure_bytes).row_bytes[events.buffers.size[kept]]
     gradients = 0 if job.workload.engine == "deepspeed" else sum(
         tensor.bytes for tensor in job.formula.facts.parameters if tensor.trainable)
     return 2 * int(sizes.sum()) + gradients

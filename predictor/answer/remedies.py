@@ -12,6 +12,7 @@ from predictor.answer import cautions, changes, largest_size
 from predictor.answer.changes import Change
 from predictor.answer.largest_size import Simulated, Tried
 from predictor.answer.prediction import Prediction, Remedy
+from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.formula import learned, store
@@ -20,11 +21,11 @@ from predictor.jobs.survival import FITS, Peaks
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
-MOST_SECONDS = 0.7
+MOST_SECONDS = 0.4
 """Once something fits and the search has taken about so long, no further family of changes is simulated, unless all are
 asked for."""
-COMPOSED_PER_SECOND = 1_500_000
-"""About how many events of ZeRO-3 are composed in a second; other engines are quick."""
+OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 300_000, 10_000_000
+"""About how many events of an engine's own, of ZeRO-3's own, and traced ones are composed in a second."""
 ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
 MOST_TOGETHER = 4
@@ -69,7 +70,7 @@ class _Trial:
     @property
     def keeps_training(self) -> bool:
         """Whether the same model trains in the same way, on the same GPUs."""
-        return not any(change.differs or change.is_hardware for change in self.made)
+        return all(change.keeps_training for change in self.made)
 
     def helps(self, start: _Trial) -> bool:
         """Whether it may be a remedy: of a job that fits, only what fits and lowers its reserved memory, if known."""
@@ -97,6 +98,10 @@ class _Trial:
     def peak_requested_bytes(self) -> int | None:
         """Peak of the rank that requests the most; None if it was not predicted."""
         return None if self.tried is None else self.tried.job.sure_bytes - self.tried.room_bytes
+
+    def for_later(self) -> _Trial:
+        """The same without a verdict, because that takes too long."""
+        return replace(self, tried=None, why_not="it takes longer than the others", needs_time=True)
 
     def remedy(self) -> Remedy:
         """The result for the user."""
@@ -167,7 +172,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
-            trials += _together(start, trials, progress, quick=not every and any(trial.fits for trial in trials))
+            trials += _together(start, trials, progress, every=every)
     ordered = sorted(trials, key=lambda trial: (
         any(change.is_hardware for change in trial.made), not trial.keeps_training))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))
@@ -179,22 +184,33 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
 
     Args:
         quick: leave out what takes longer.
-        fitting: changes that fit alone; of their families only lesser changes are worth others beside them.
+        fitting: changes that fit alone; of their families only lesser changes are worth others beside them, and if
+            ``quick`` no other GPUs.
     """
     assert start.tried is not None  # only predicted trials are continued
     workload = start.tried.job.workload
     families = changes.of(workload)
     if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
         families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
-    families = [lesser for family in families if (lesser := _lesser(family, fitting))]
+    families = [lesser for family in families
+                if (lesser := _lesser(family, fitting)) and not _is_made(family[0], start.keys)]
+    if quick and fitting:
+        families = [family for family in families if not family[0].is_hardware]
     any_fits = False
     for family in families:
+        if quick and fitting and start.tried.before.seconds >= MOST_SECONDS:
+            return
         if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
             yield _not_simulated(start, family, progress)
         else:
             trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
             any_fits |= trial.fits
             yield trial
+
+
+def _is_made(change: Change, keys: Mapping[str, Any]) -> bool:
+    """Whether the changed keys hold a change of the same kind. A DeepSpeed config holds several kinds."""
+    return change.keys.keys() <= keys.keys() and "deepspeed" not in change.keys
 
 
 def _lesser(family: tuple[Change, ...], fitting: Sequence[Change]) -> tuple[Change, ...]:
@@ -205,14 +221,17 @@ def _lesser(family: tuple[Change, ...], fitting: Sequence[Change]) -> tuple[Chan
 
 def _not_simulated(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
     """The last change of a family if that needs no simulation; else one without a verdict: the smallest GPU that may
-    do, or the last change."""
+    do, or the last change. Another engine is not even composed."""
+    assert start.tried is not None  # only predicted trials are continued
+    if family[-1].is_other_engine:
+        return _untried(start, family[-1]).for_later()
+    if "gpu" in family[0].keys:  # where tensors take as much as here
+        enough = start.tried.job.gpu.capacity_bytes - min(start.tried.room_bytes, 0)
+        family = [change for change in family if gpus.find(change.keys["gpu"]).capacity_bytes >= enough][:1] or family
     trial = _try(start, family[-1], progress)
     if trial.room_bytes is None or trial.room_bytes < 0:
         return trial
-    if trial.made[-1].is_hardware:
-        trial = next(one for one in (_try(start, change, progress) for change in family)
-                     if one.room_bytes is not None and one.room_bytes >= 0)
-    return replace(trial, tried=None, why_not="it takes longer than the others", needs_time=True)
+    return trial.for_later()
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
@@ -230,25 +249,31 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
     return next((trial(size) for size in range(1, least) if trial(size).needs_trace), trial(least))
 
 
+def _untried(start: _Trial, change: Change) -> _Trial:
+    """One more change, not predicted yet."""
+    keys, own = changes.said(start.asked, {**start.keys, **change.keys})
+    return _Trial(start.asked, (*start.made, change), keys, own)
+
+
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, not simulated yet."""
     assert start.tried is not None  # only predicted trials are continued
-    workload = start.tried.job.workload
-    keys, own = changes.said(start.asked, {**start.keys, **change.keys})
-    untried = _Trial(start.asked, (*start.made, change), keys, own)
+    untried, before = _untried(start, change), start.tried.before
     try:
-        job = dispatch.prepare(workload.replace(**keys), progress)
-        tried = Tried.of(job, start.tried.before)
-        if job.setup.zero and job.setup.zero.stage == 3 and job.setup != start.tried.job.setup:
-            start.tried.before.seconds += tried.events / COMPOSED_PER_SECOND
-        return replace(untried, tried=tried)
+        workload = start.tried.job.workload.replace(**untried.keys)
+        if workload not in before.tried:  # the same changes may be made in another order
+            tried = before.tried[workload] = Tried.of(dispatch.prepare(workload, progress), before)
+            own = tried.events - tried.job.traced_events
+            before.seconds += tried.job.traced_events / TRACED_PER_SECOND + own / (
+                ZERO3_PER_SECOND if workload.zero_stage == 3 else OWN_PER_SECOND)
+        return replace(untried, tried=before.tried[workload])
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:
         return replace(untried, why_not=str(error))
 
 
-def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None, *, quick: bool) -> list[_Trial]:
+def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | None, *, every: bool) -> list[_Trial]:
     """Changes that fit together, or come closest.
 
     In each round one more change is added to each of the first few of those before. A change that makes training
@@ -256,13 +281,16 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
     If none fits, the next round adds to the changes that lowered the requested peak the most. Changes that include
     those of a remedy that fits without the others are not tried.
 
+    Unless every change is asked for, others are made together only as long as an answer may take once something fits,
+    and where something fits alone, on the same GPUs and on top of what keeps training the same.
+
     Args:
         singles: what each change leads to alone.
-        quick: something fits already: build only on changes that keep training the same, and only as long as an answer
-            may take.
+        every: as for :func:`remedies`.
     """
     assert start.tried is not None  # only predicted trials are continued
     fitting = [single.made[0] for single in singles if single.fits]
+    quick = not every and bool(fitting)
     best, rows = start, [single for single in singles if not single.fits]
     for _ in range(MOST_TOGETHER - 1):
         bases = [row for row in _bases(rows, best) if row.keeps_training or not quick]
@@ -272,7 +300,7 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
         best, rows, found = lowest, [], list[_Trial]()
         chosen = bases[:MOST_BASES]
         for base in chosen if lowest in chosen else [*chosen[:-1], lowest]:
-            if quick and start.tried.before.seconds >= MOST_SECONDS:
+            if (quick or found and not every) and start.tried.before.seconds >= MOST_SECONDS:
                 break
             for row in _singles(base, progress, quick=quick, fitting=fitting):
                 if row.fits:

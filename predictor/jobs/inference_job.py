@@ -65,6 +65,11 @@ class InferenceJob(Job):
         """Always 0: inference runs on one GPU."""
         return [0]
 
+    @property
+    def traced_events(self) -> int:
+        """All events: there is no engine."""
+        return len(compose(self.pieces, self.setup, self.gpu))
+
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Start-up and all calls. They do not depend on the limit."""
         events = compose(self.pieces, self.setup, self.gpu)

@@ -74,6 +74,11 @@ class LearnedJob(Job):
         """The recorded run. It does not depend on the limit."""
         return self._events
 
+    @property
+    def traced_events(self) -> int:
+        """All events: the engine's were recorded, too."""
+        return len(self._events)
+
     def described(self) -> Mapping[str, Any]:
         """The workload that was learned, at the shape of this job; of a script, the keys that are known."""
         return self.description

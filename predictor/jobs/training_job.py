@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, cast
 
+from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
 from predictor.common.progress import Progress
@@ -118,13 +119,13 @@ class Job:
         return self.margin_with(self.communicators)
 
     def _setup_at(self, limit_bytes: int | None) -> Setup:
-        """The setup with a limit, if that matters: events of equal setups are composed once.
+        """The setup with a limit and an allocator, if they matter: events of equal setups are composed once.
 
         Before transformers loads weights to the GPU it allocates no more than there is (``quantized_loading``).
         """
-        matters = load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None \
-            or self.setup.device_map
-        return replace(self.setup, capacity_bytes=limit_bytes if matters else None)
+        if load(self.setup.engine).depends_on_capacity or self.setup.quantization is not None or self.setup.device_map:
+            return replace(self.setup, capacity_bytes=limit_bytes)
+        return replace(self.setup, capacity_bytes=None, allocator=AllocatorSettings())
 
     @property
     def communicators(self) -> int:
@@ -179,7 +180,7 @@ class Job:
         exceeded.
         """
         different = self.different_ranks(limit_bytes)
-        most = max(2, MOST_EVENTS // (STEPS * self.setup.micro_steps * len(self.formula.micro.events)))
+        most = max(2, MOST_EVENTS // self.traced_events)
         if len(different) <= most:
             return different
         return [different[place * (len(different) - 1) // (most - 1)] for place in range(most)]
@@ -207,6 +208,11 @@ class Job:
         """The events of :meth:`run`; they hold for every shape of the formula's regime."""
         events = compose(self.formula, self._setup_at(limit_bytes), rank)
         return with_evaluation(events, *self.evaluation, self.gpu) if self.evaluation else events
+
+    @property
+    def traced_events(self) -> int:
+        """Number of events of a run that were traced; its engine adds the others."""
+        return STEPS * self.setup.micro_steps * len(self.formula.micro.events)
 
     def runs(self, limit_bytes: int | None) -> list[Run]:
         """The runs of all of :meth:`ranks`."""
