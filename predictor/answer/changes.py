@@ -123,9 +123,9 @@ def _precision(w: Workload) -> Families:
 def _batch(w: Workload) -> Families:
     """Smaller micro batches. With more accumulation the global batch size stays; without, it shrinks."""
     batch, steps = w.per_device_train_batch_size, w.gradient_accumulation_steps
-    total = batch * steps
+    total, now = batch * steps, f" in place of {steps}" if steps > 1 else ""
     yield tuple(Change(f"micro batch {batch} → {size}, accumulation {steps} → {total // size}",
-                       _shape(w, size, total // size), f"{total // size} micro-steps a step")
+                       _shape(w, size, total // size), f"{total // size} micro-steps a step{now}")
                 for size in range(batch - 1, 0, -1) if total % size == 0)
     yield tuple(Change(f"micro batch {batch} → {size}", _shape(w, size, steps), "more steps an epoch",
                        SMALLER) for size in range(batch - 1, 0, -1))
@@ -160,9 +160,10 @@ def _optimizer(w: Workload) -> Families:
 
 def _engine(w: Workload) -> Families:
     if w.engine == "ddp" and w.data_parallel_size == w.world_size > 1:
-        yield (_to_zero(w, 2, "", "reductions in each micro-step"),)
+        yield (_to_zero(w, "DDP", 2, "", "reductions in each micro-step"),)
     if w.engine == "torch" and w.world_size == 1 and w.optim.startswith("adamw_torch"):
-        yield tuple(_to_zero(w, stage, f", {what} → host", f"AdamW on the CPU, {traffic} over PCIe", offload=offload)
+        yield tuple(_to_zero(w, "plain PyTorch", stage, f" with the {what} on the host",
+                             f"AdamW on the CPU, {traffic} over PCIe", offload=offload)
                     for stage, offload, what, traffic in OFFLOADED
                     if w.lora is None or offload == "all")  # adapters alone have small optimizer states
     if w.engine == "deepspeed":
@@ -178,7 +179,7 @@ OFFLOADED = (
 """Ways in which DeepSpeed uses the host's memory: stage, the value of ``offload``, its words, what PCIe carries."""
 
 
-def _to_zero(w: Workload, stage: int, besides: str, costs: str, **more: Any) -> Change:
+def _to_zero(w: Workload, plain: str, stage: int, besides: str, costs: str, **more: Any) -> Change:
     """DeepSpeed in place of a plain loop. It casts the weights, trains without autocast, and updates fp32 masters.
 
     (DeepSpeed 0.19, runtime/engine.py, ``_configure_distributed_model``; runtime/zero/stage_1_and_2.py,
@@ -186,9 +187,7 @@ def _to_zero(w: Workload, stage: int, besides: str, costs: str, **more: Any) -> 
     nothing to cast.)
     """
     keys = {"engine": None, "ddp": None, "zero_stage": stage, **more, "mixed_precision": None, "dtype": w.computes_in}
-    text = f"engine {w.engine} → ZeRO-{stage}{besides}"
-    text += f", mixed_precision {w.mixed_precision} → none" if w.mixed_precision != "none" else ""
-    text += f", dtype {w.dtype} → {w.computes_in}" if w.dtype != w.computes_in else ""
+    text = f"{plain} → DeepSpeed ZeRO-{stage}{besides}"
     text += ", which needs a DeepSpeed config" if w.source and w.source.knows("deepspeed") else ""
     differs = "" if w.computes_in == "fp32" else f"{w.computes_in} weights with fp32 master weights" + (
         ", without autocast" if w.mixed_precision != "none" else "")

@@ -14,11 +14,11 @@ const ownWords = (template, {set}) => template && template.replace(/\{(\w+)\}/g,
 const RULES = {
   /** _batch: with more accumulation the global batch stays; without, it shrinks. */
   batch(data, {batch, accumulation = data.accumulation}, {differs}) {
-    const total = batch * accumulation;
+    const total = batch * accumulation, now = accumulation > 1 ? ` in place of ${accumulation}` : "";
     return from(batch - 1, 1, 1).filter(size => differs || total % size === 0).map(size => (differs
       ? {words: `micro batch ${batch} → ${size}`, set: {batch: size}}
       : {words: `micro batch ${batch} → ${size}, accumulation ${accumulation} → ${total / size}`,
-        costs: `${total / size} micro-steps a step`, set: {batch: size, accumulation: total / size}}));
+        costs: `${total / size} micro-steps a step${now}`, set: {batch: size, accumulation: total / size}}));
   },
 
   /** _samples: shorter sequences. */

@@ -44,9 +44,10 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
         lines += _named(f"Not checked, to answer soon ({to_check})", later, most_named)
     else:
         lines += _named(f"Not checked ({to_check})", [*slow, *later], most_named)
-    if not slow and not later:
+    if len(fitting) < MOST or not (slow or later):
         lines += _named("Checked, and not enough alone",
                         [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
+    if not slow and not later:
         lines += _named("Not predicted (--details says why)",
                         [remedy for remedy in judged if remedy.fits is None], most_named)
     return lines

@@ -273,7 +273,7 @@ def test_changes_that_fit_together_are_those_of_predict(capacity_mib, tmp_path, 
 
 def test_a_change_that_the_page_cannot_evaluate_is_named():
     unknown = scripts()("setting => changesOf(data, setting).unknown", SETTING | {"engine": "torch", "degree": 1, "gpu": "a100-40gb"})
-    assert {"engine torch → ZeRO-2, optimizer → host (changes training)", "recipe finetune → lora (changes training)"} <= set(unknown)
+    assert {"plain PyTorch → DeepSpeed ZeRO-2 with the optimizer on the host (changes training)", "recipe finetune → lora (changes training)"} <= set(unknown)
 
 
 @pytest.mark.parametrize("keys, engine", [({"keep_outputs": "next_forward"}, "zero2"), ({"keep_outputs": "backward"}, "ddp"),
