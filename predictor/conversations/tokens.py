@@ -222,4 +222,7 @@ def _loaded(name: str) -> Any:
         with failures():
             return AutoProcessor.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Failed as error:
-        raise InputError(f"--processor {quoted(name)}: transformers cannot load it: {error}: {NAME}") from None
+        missing = not os.path.isdir(name) and str(error).startswith(OSError.__name__)
+        reason = "no such directory, and not in the local Hugging Face cache" if missing else \
+            f"transformers cannot load it: {error}"
+        raise InputError(f"--processor {quoted(name)}: {reason}: {NAME}") from None
