@@ -11,7 +11,7 @@ from typing import Any
 
 from predictor.common.dtypes import SHORT_NAMES
 from predictor.common.errors import InputError
-from predictor.common.files import write_whole
+from predictor.common.files import write_together
 from predictor.events.model_facts import modality
 from predictor.model import lora, models, parser, transformers_releases
 
@@ -119,10 +119,11 @@ def save(model: Any, processing_class: Any, directory: Path) -> str:
         directory.mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"{directory}: the model's configuration cannot be written there: {error.strerror}") from None
-    write_whole(str(directory / "config.json"), (json.dumps(document_of(model), indent=2) + "\n").encode())
+    files = {"config.json": json.dumps(document_of(model), indent=2) + "\n"}
     pictures: Any = getattr(processing_class, "image_processor", None)
     if hasattr(pictures, "to_json_string"):
-        write_whole(str(directory / "preprocessor_config.json"), pictures.to_json_string().encode())
+        files["preprocessor_config.json"] = pictures.to_json_string()
+    write_together({str(directory / name): text.encode() for name, text in files.items()})
     return str(directory)
 
 

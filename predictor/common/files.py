@@ -14,8 +14,8 @@ import re
 import select
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,20 +171,41 @@ def write_whole(path: str, data: bytes) -> None:
     Raises:
         InputError: the file cannot be written there.
     """
+    write_together({path: data})
+
+
+def write_together(files: Mapping[str, bytes]) -> None:
+    """Writes files that belong together, each atomically: no file gets its name before all are written.
+
+    A full disk therefore leaves none of them. Only a process that is killed between two renames leaves some.
+
+    Args:
+        files: path of each file -> its content.
+
+    Raises:
+        InputError: a file cannot be written there. Files that were there before are as they were.
+    """
+    temporary: dict[str, str] = {}
+    path = ""
     try:
-        handle, temporary = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
-        try:
+        for path, data in files.items():
+            handle, temporary[path] = tempfile.mkstemp(dir=Path(path).parent, prefix=".peakcast-")
             with open(handle, "wb") as stream:
                 stream.write(data)
             mask = os.umask(0)
             os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            os.chmod(temporary[path], 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+            if os.path.isdir(path):  # the only rename that fails where a temporary file could be made
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        for path in files:
+            os.replace(temporary[path], path)
+            del temporary[path]
     except OSError as error:
         raise InputError(f"{file_name(path)}: cannot be written: {error.strerror}") from None
+    finally:
+        for name in temporary.values():
+            with suppress(OSError):
+                os.unlink(name)
 
 
 def parse_json(text: str, name: str, strict_for: str = "") -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from predictor import readers
 from predictor.common.errors import InputError
-from predictor.common.files import write_whole
+from predictor.common.files import write_together
 from predictor.common.suggestions import file_name
 from predictor.formula import learned
 from predictor.jobs import dispatch
@@ -168,7 +168,7 @@ def check_directory(path: str, force: bool) -> None:
 
 
 def write(path: str, texts: Mapping[str, str], force: bool) -> None:
-    """Writes each file atomically, then removes files of an earlier plan that this plan does not have.
+    """Writes all files or none, then removes files of an earlier plan that this plan does not have.
 
     Args:
         texts: as :func:`written` returns them.
@@ -181,12 +181,12 @@ def write(path: str, texts: Mapping[str, str], force: bool) -> None:
         if Path(path, name).exists() and not force:
             raise InputError(f"{file_name(os.path.join(path, name))}: is there already: add --force to overwrite it, "
                              "or name another directory")
-    for name, text in texts.items():
+    for name in texts:
         try:
             Path(path, name).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{file_name(path)}: cannot be created: {error.strerror}") from None
-        write_whole(os.path.join(path, name), text.encode())
+    write_together({os.path.join(path, name): text.encode() for name, text in texts.items()})
     for name in launch.FILES - texts.keys():
         try:
             Path(path, name).unlink(missing_ok=True)

@@ -284,6 +284,8 @@ def full_file_system() -> list[str]:
             (mounted / "ballast").write_bytes(bytes(12 << 10))
             words = (*PRINTED, "-o", str(mounted / "out.json"))
             wrong = _one_line(*ended(words, directory, env={"PEAKCAST_CACHE": str(mounted / "cache")}), 2)
+            words = (*PEAKCAST, "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "h100-80gb", "--data-parallel-size", "4", "--write", str(mounted / "job"))
+            wrong += _one_line(*ended(words, directory), 2)  # the first of its two files has room
             return wrong + [f"left on the full disk: {path}" for path in mounted.rglob("*") if path.is_file() and path.name != "ballast"]
         finally:
             subprocess.run(["umount", str(mounted)], capture_output=True, check=True)

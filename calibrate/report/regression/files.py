@@ -18,7 +18,7 @@ from calibrate.report.regression.markdown import markdown
 from calibrate.report.regression.page import check as check_page
 from calibrate.report.regression.page import page
 from predictor.common.errors import InputError
-from predictor.common.files import write_whole
+from predictor.common.files import write_together
 from predictor.common.safe_text import printable
 from predictor.common.suggestions import file_name
 
@@ -49,7 +49,7 @@ def check(directory: str, force: bool) -> None:
 
 def write(directory: str, report: Report, gates: Sequence[Result] = (), *, evidence: str = "", **provenance: Any
           ) -> None:
-    """Writes every form. Each file is written whole or not at all.
+    """Writes every form, or none of them.
 
     Args:
         evidence: the page of other people's measurements on real GPUs.
@@ -57,8 +57,7 @@ def write(directory: str, report: Report, gates: Sequence[Result] = (), *, evide
     forms = {"report.html": page(report, gates, **provenance),
              "report.json": json.dumps(document(report, gates, **provenance), indent=1, allow_nan=False) + "\n",
              "report.md": markdown(report, gates), "cases.csv": table(report), "real_gpus.md": evidence}
-    for name in NAMES:
-        write_whole(str(Path(directory) / name), forms[name].encode())
+    write_together({str(Path(directory) / name): forms[name].encode() for name in NAMES})
 
 
 def table(report: Report) -> str:

@@ -1,6 +1,7 @@
 """Untrusted files: they are read within bounds or rejected in one line, and nothing waits forever."""
 
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from predictor import cli
 from predictor.common.errors import InputError
-from predictor.common.files import LARGEST_FILE_BYTES, open_bounded, parse_json, read_mapping, read_text
+from predictor.common.files import LARGEST_FILE_BYTES, open_bounded, parse_json, read_mapping, read_text, write_together
 from tests.predictor.bounds import bounded_time
 
 JOB = "model: llava-1.5-7b\nsequence_length: 1024\n"
@@ -153,3 +154,24 @@ def test_python_that_is_nested_too_deeply_is_refused(tmp_path, capsys):
 def test_a_large_configuration_of_a_model_is_refused(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}' + " " * LARGEST_FILE_BYTES)
     assert "is larger than 4 MiB" in refused(capsys, ["predict", str(tmp_path), "--sequence-length", "9"])
+
+
+def test_files_that_belong_together_are_all_written_or_none_is(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.write_bytes(b"before")
+    size = 1 << 16
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # a file may be no larger, as on a full disk
+    try:
+        with pytest.raises(InputError, match="b: cannot be written: File too large"):
+            write_together({str(first): b"after", str(second): bytes(2 * size)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and first.read_bytes() == b"before"
+
+
+def test_none_of_several_files_is_written_if_one_of_them_is_a_directory(tmp_path):
+    (tmp_path / "b").mkdir()
+    with pytest.raises(InputError, match="b: cannot be written: Is a directory"):
+        write_together({str(tmp_path / "a"): b"x", str(tmp_path / "b"): b"y"})
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
