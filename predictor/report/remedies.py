@@ -39,14 +39,14 @@ def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: 
     fitting = [remedy for remedy in judged if remedy.fits]
     lines = [remedy_text(remedy, mode, brief=brief) for remedy in fitting[:most]] or [_nothing(judged, brief)]
     slow, later = ([remedy for remedy in judged if getattr(remedy, name)] for name in ("needs_trace", "needs_time"))
+    if len(fitting) < MOST or not (slow or later):
+        lines += _named("Checked, and not enough alone",
+                        [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
     if len(fitting) < MOST:
         lines += _named(f"Not checked, as each needs a trace ({to_check})", slow, most_named)
         lines += _named(f"Not checked, to answer soon ({to_check})", later, most_named)
     else:
         lines += _named(f"Not checked ({to_check})", [*slow, *later], most_named)
-    if len(fitting) < MOST or not (slow or later):
-        lines += _named("Checked, and not enough alone",
-                        [remedy for remedy in judged if remedy.fits is False and len(remedy.changes) == 1], most_named)
     if not slow and not later:
         lines += _named("Not predicted (--details says why)",
                         [remedy for remedy in judged if remedy.fits is None], most_named)

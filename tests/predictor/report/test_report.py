@@ -278,6 +278,7 @@ def test_where_nothing_fits_the_closest_change_and_the_unchecked_ones_are_named(
     worse = replace(DIES, changes=("micro batch 2 → 1",), peak_requested_bytes=2 * GIB)
     assert remedies.short((worse, DIES, UNKNOWN)) == [
         "Nothing that was tried surely fits. Closest: optimizer → host, with which tensors alone need 1.00 GiB.",
+        "Checked, and not enough alone: micro batch 2 → 1; optimizer → host.",
         "Not checked, as each needs a trace (add --remedies): optimizer → host."]
 
 
