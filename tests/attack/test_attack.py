@@ -81,7 +81,9 @@ def _hang() -> None:
 
 
 def _refuse(text: str) -> None:
-    raise InputError(text)
+    error = InputError()
+    error.args = (text,)  # as if the error itself did not cut it
+    raise error
 
 
 @pytest.mark.parametrize("what, problem", [
