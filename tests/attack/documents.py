@@ -51,7 +51,7 @@ def keyed(draw: st.DrawFn, kinds: Mapping[str, Any], always: Mapping[str, st.Sea
 
 
 def _names(kinds: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(kinds)
+    return tuple(name for name, kind in kinds.items() for _ in range(values.weight(kind)))
 
 
 @st.composite
@@ -226,9 +226,9 @@ ACCELERATE = ("compute_environment", "distributed_type", "num_processes", "num_m
 DISTRIBUTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "no", 1)
 DEEPSPEED_SECTION: dict[str, Any] = {"zero_stage": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0, "offload_optimizer_device": "none",
                                      "offload_param_device": "none", "zero3_init_flag": False, "deepspeed_multinode_launcher": "standard"}
-FSDP_SECTION: dict[str, Any] = {"fsdp_version": 1, "fsdp_sharding_strategy": "FULL_SHARD", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap":
+FSDP_SECTION: dict[str, Any] = {"fsdp_version": 1, "fsdp_sharding_strategy": "1", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap":
                                 "LlamaDecoderLayer", "fsdp_offload_params": False, "fsdp_reshard_after_forward": True, "fsdp_activation_checkpointing": False, "fsdp_state_dict_type":
-                                "SHARDED_STATE_DICT", "fsdp_use_orig_params": True, "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_cpu_ram_efficient_loading": False,
+                                "SHARDED_STATE_DICT", "fsdp_use_orig_params": True, "fsdp_backward_prefetch": 1, "fsdp_cpu_ram_efficient_loading": False,
                                 "fsdp_sync_module_states": False}
 COMMON = {"compute_environment": "LOCAL_MACHINE", "num_processes": 2, "num_machines": 1, "machine_rank": 0, "mixed_precision": "bf16", "main_training_function": "main",
           "downcast_bf16": "no", "same_network": True, "rdzv_backend": "static", "use_cpu": False, "debug": False}

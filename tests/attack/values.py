@@ -75,7 +75,7 @@ def numbers() -> st.SearchStrategy[Any]:
 @lru_cache
 def deep() -> st.SearchStrategy[Any]:
     """Values that are nested deeply, and texts of them."""
-    return st.one_of(st.sampled_from(DEEP), st.sampled_from(DEEP_TEXTS), st.sampled_from(DEEP).map(lambda inner: {"a": inner}))
+    return st.one_of(st.sampled_from(DEEP_TEXTS), st.sampled_from(DEEP), st.sampled_from(DEEP).map(lambda inner: {"a": inner}))
 
 
 @lru_cache
@@ -155,7 +155,12 @@ NESTED = (value_types.Table, readers_types.Mapped, readers_types.ConfigFile, rea
 
 def value(kind: Any) -> st.SearchStrategy[Any]:
     """A value of a key: mostly one that its type accepts."""
-    return mostly(good(kind), bad(kind))
+    return mostly(good(kind), bad(kind), 8 if isinstance(kind, NESTED) else 20 if isinstance(kind, NUMERIC) else 30)
+
+
+def weight(kind: Any) -> int:
+    """How often a key of a type is taken, compared with one that is read without a look at its value."""
+    return 8 if isinstance(kind, NESTED[:-1]) else 3 if kind is not None else 1
 
 
 def mostly(right: st.SearchStrategy[Any], wrong: st.SearchStrategy[Any] | None = None, of: int = 30) -> st.SearchStrategy[Any]:
