@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from calibrate.regression import statistics
 from calibrate.regression.cases import COUNTERS, LABELS
 from calibrate.regression.compare import Comparison
 from calibrate.regression.statistics import Group
+from predictor.common import numbers
 from predictor.common.errors import InputError
 from predictor.common.files import read_text
 from predictor.common.installing import pip_install
@@ -169,7 +169,7 @@ def _known(document: Mapping[str, Any], known: Sequence[str], where: str) -> Non
 
 def _limit(value: Any, where: str, whole: bool) -> float:
     types = (int,) if whole else (int, float)
-    if not isinstance(value, types) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, types) or numbers.finite(value) is None or value < 0:
         raise InputError(f"{where} must be {'a whole number' if whole else 'a number'} from 0, not {quoted(value)}")
     if not whole and value > 1:
         raise InputError(f"{where} is {value:g}: give a fraction, 0.005 for 0.5 %")

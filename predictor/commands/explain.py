@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
+from predictor.common import numbers
 from predictor.common.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, int]:
 
 
 def _count(option: str, text: str) -> int:
-    if not text.isdecimal() or not int(text[:6]) >= 1 or len(text) > 5:
+    number = numbers.whole(text)
+    if number is None or not 1 <= number <= 99_999:
         raise InputError(f'{option} must be a whole number from 1 to 99999, not "{text[:20]}"')
-    return int(text)
+    return number

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import options, output
+from predictor.common import numbers
 from predictor.common.errors import InputError
 from predictor.common.value_types import thaw
 from predictor.workload.keys import KEYS
@@ -90,10 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _degrees(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and 1 <= int(part[:5]) <= 1024 for part in parts):
+    degrees = tuple(numbers.whole(part) or 0 for part in text.split(","))
+    if not all(1 <= degree <= 1024 for degree in degrees):
         raise InputError(f'--degrees must be whole numbers from 1 to 1024 with commas between, not "{text[:40]}"')
-    return tuple(map(int, parts))
+    return degrees
 
 
 def _trains(arguments: argparse.Namespace) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
+from predictor.common import numbers
 from predictor.common.suggestions import file_name
 
 if TYPE_CHECKING:
@@ -119,9 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text[:10]) < 1 << 30:
+    number = numbers.whole(text)
+    if number is None or not 0 < number < 1 << 30:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text[:40]!r}")
-    return int(text)
+    return number
 
 
 def _names(text: str) -> tuple[str, ...]:

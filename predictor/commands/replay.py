@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from predictor.commands import output
+from predictor.common import numbers
 from predictor.common.errors import InputError
 from predictor.common.suggestions import file_name, quoted
 from predictor.common.value_types import Invalid, Size
@@ -151,6 +152,7 @@ def _size(text: str) -> int:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 5:
+    number = numbers.whole(text)
+    if number is None or number > 99_999:
         raise InputError(f"--device must be the number of a device, such as 0, not {quoted(text)}")
-    return int(text)
+    return number

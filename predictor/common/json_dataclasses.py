@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.errors import InputError
 from predictor.common.suggestions import nearest, quoted
 
@@ -65,10 +66,9 @@ def from_plain(annotation: Any, value: Any, where: str) -> Any:
 
 
 def _float(value: int | float, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer with hundreds of digits
-        raise InputError(f"{where}: must be a number below 1e308, not {quoted(value)}") from None
+    if isinstance(value, int) and numbers.finite(value) is None:  # an integer with hundreds of digits
+        raise InputError(f"{where}: must be a number below 1e308, not {quoted(value)}")
+    return float(value)
 
 
 def _dataclass(cls: Any, document: dict[str, Any], where: str) -> Any:

@@ -8,13 +8,13 @@ name the key: the caller, who knows the source of the value (a file, an option, 
 from __future__ import annotations
 
 import json
-import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.suggestions import nearest, quoted
 
 
@@ -141,11 +141,8 @@ class Number:
     def check(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise Invalid(f"must be a number, not {quoted(value)}")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or number < 0:
+        number = numbers.finite(value)
+        if number is None or number < 0:
             raise Invalid(f"must be a finite number of at least 0, not {quoted(value)}")
         return number
 
@@ -297,7 +294,8 @@ class RankOrWorst:
             raise Invalid(f'must be "worst" or the number of a rank: {error}') from None
 
     def from_text(self, text: str) -> str | int:
-        return self.check(int(text) if text.isdecimal() and len(text) < 20 else text)
+        rank = numbers.whole(text)
+        return self.check(text if rank is None else rank)
 
     def schema(self) -> Schema:
         return {"anyOf": [{"const": "worst"}, Whole(0, 65_535).schema()]}

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import read_mapping
-from predictor.common.suggestions import nearest, quoted
+from predictor.common.suggestions import nearest, quoted, shortened
 from predictor.readers import launchers
 from predictor.readers.accelerate_launch import SECTION, Launch, section_of
 from predictor.readers.fields import OFF
@@ -89,7 +90,7 @@ def arguments(launched: Launch, own: Mapping[str, Any]) -> dict[str, tuple[Any, 
     precision = str(options.get("mixed_precision") or document.get("mixed_precision") or (
         "fp16" if document.get("fp16") else "no")).lower()
     if precision not in PRECISIONS:
-        raise NotPredicted(f"{blamed}: mixed_precision {precision} is not predicted: use bf16")
+        raise NotPredicted(f"{blamed}: mixed_precision {quoted(precision)[1:-1]} is not predicted: use bf16")
     if precision != "no" and not {"bf16", "fp16"} & switched_on:
         decided[precision] = ("true", f"{where}: mixed_precision")
     compiled = options.get("dynamo_backend", section_of(document, "dynamo_config", blamed).get(
@@ -119,8 +120,8 @@ def _file(path: str) -> dict[str, Any]:
         for key in inner:
             if key not in names:
                 where = f"{path}: {section}" if section else path
-                raise InputError(f"{where}: {key}: {launchers.release('accelerate')} has no such key"
-                                 f"{nearest(key, names)}")
+                raise InputError(f"{where}: {shortened(str(key), 60)}: {launchers.release('accelerate')} has no such "
+                                 f"key{nearest(key, names)}")
     return document
 
 
@@ -129,7 +130,7 @@ def _distributed_type(options: Mapping[str, str], document: Mapping[str, Any], b
     chosen = next((name for option, name in DISTRIBUTED_TYPES.items() if option in options),
                   str(document.get("distributed_type", "MULTI_GPU") or "NO").upper())
     if chosen not in PREDICTED and chosen != "MEGATRON_LM":
-        raise NotPredicted(f"{blamed}: distributed_type {chosen} is not predicted: of accelerate's, "
+        raise NotPredicted(f"{blamed}: distributed_type {quoted(chosen)[1:-1]} is not predicted: of accelerate's, "
                            f"{', '.join(PREDICTED)} are{nearest(chosen, PREDICTED)}")
     for key in ("megatron_lm_config", "parallelism_config"):
         by_option = chosen == "MEGATRON_LM" if key == "megatron_lm_config" else "use_parallelism_config" in options
@@ -157,15 +158,19 @@ def _config(section: Mapping[str, Any], blamed: str) -> dict[str, Any] | str:
     zero: dict[str, Any] = {"stage": int(stage)}
     for theirs, ours in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
         zero[ours] = {"device": str(section.get(theirs, "none")).lower()}
-    numbers = {"gradient_accumulation_steps": _number(section, "gradient_accumulation_steps", int, blamed)}
-    clipping = _number(section, "gradient_clipping", float, blamed)
-    numbers |= {"gradient_clipping": clipping} if clipping else {}
-    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero} | numbers
+    written = {"gradient_accumulation_steps": _number(section, "gradient_accumulation_steps", True, blamed)}
+    clipping = _number(section, "gradient_clipping", False, blamed)
+    written |= {"gradient_clipping": clipping} if clipping else {}
+    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero} | written
 
 
-def _number(section: Mapping[str, Any], key: str, number_type: type, blamed: str) -> float | str:
+def _number(section: Mapping[str, Any], key: str, is_whole: bool, blamed: str) -> float | str:
+    """A number of the section, or "auto". The launcher passes numbers on as text, which accelerate reads."""
     item = section.get(key, "auto")
-    try:
-        return item if item == "auto" else number_type(item)
-    except (TypeError, ValueError):
-        raise InputError(f"{blamed}: {SECTION}: {key} is {quoted(item)}: a number is needed, or auto") from None
+    if item == "auto":
+        return item
+    number = numbers.finite(item)
+    if number is None or is_whole and not number.is_integer():
+        kind = "a whole number" if is_whole else "a number"
+        raise InputError(f"{blamed}: {SECTION}: {key} is {quoted(item)}: {kind} is needed, or auto")
+    return int(number) if is_whole else number

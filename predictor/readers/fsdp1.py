@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.suggestions import nearest, quoted
 from predictor.readers.reading import Reading
 from predictor.workload import fsdp1_keys
@@ -56,8 +57,9 @@ def use(reading: Reading, config: dict[str, Any], words: list[str], flag: Any) -
 
 def _choice(reading: Reading, config: dict[str, Any], key: str, names: tuple[str, ...], default: Any) -> str:
     value = str(config.get(key) or default).upper()
-    if value.isdecimal() and 0 < int(value) <= len(names):
-        value = names[int(value) - 1]
+    place = numbers.whole(value)
+    if place is not None and 0 < place <= len(names):
+        value = names[place - 1]
     if value not in names:
         raise reading.wrong("fsdp_config", f"has {key} {quoted(config.get(key) or default)}: it is one of "
                                            f"{', '.join(names)}{nearest(value, names)}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.files import read_mapping
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Number, Whole
@@ -114,8 +115,8 @@ def rules(reading: Reading) -> None:
     name = trainer.model(reading, "model")
     environment = reading.input.environment
     if environment.get("SWIFT_SINGLE_DEVICE_MODE") != "1":
-        here = environment.get("NPROC_PER_NODE", "")
-        on_one_gpu(reading, int(here) if here.isdecimal() and len(here) < 6 else reading.world_size,
+        here = numbers.whole(environment.get("NPROC_PER_NODE", ""))
+        on_one_gpu(reading, reading.world_size if here is None else here,
                    "set NPROC_PER_NODE to their number, or let it see one GPU")
     _loss(reading)
     for callback in reading["callbacks"]:

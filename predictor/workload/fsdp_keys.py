@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from predictor.common import numbers
 from predictor.common.suggestions import quoted
 from predictor.common.value_types import Choice, Flag, Invalid, NotYetSupported, Table
 from predictor.workload.lora_keys import Names
@@ -26,7 +27,8 @@ class _Reshard(Flag):
         return super().check(value)
 
     def from_text(self, text: str) -> bool:
-        return self.check(int(text)) if text.isdecimal() and len(text) < 20 else super().from_text(text)
+        ranks = numbers.whole(text)
+        return super().from_text(text) if ranks is None else self.check(ranks)
 
 
 _ON_GPU = NotYetSupported("parameters and states stay on the GPU; leave it out")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from predictor.common import numbers
 from predictor.common.errors import InputError
 from predictor.common.files import lines, parse_json, read_text
 from predictor.common.suggestions import file_name, nearest, quoted
@@ -142,7 +143,8 @@ def _check_names(names: Sequence[Any], where: str) -> None:
 
 
 def _number(text: str) -> Any:
-    return int(text) if text.strip().isdecimal() and len(text) < 20 else text
+    number = numbers.whole(text.strip())
+    return text if number is None else number
 
 
 def _row(row: Any, where: str) -> tuple[int, int, Sizes | None]:

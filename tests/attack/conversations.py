@@ -42,11 +42,15 @@ def whole_rows(picture: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @st.composite
 def datasets(draw: st.DrawFn) -> Input:
     """Files of rows with conversations."""
-    found = draw(st.lists(rows(st.sampled_from(("a.png", "b.png"))), max_size=4))
+    picture = st.sampled_from(("a.png", "b.png"))
+    found = draw(st.lists(st.one_of(whole_rows(picture), whole_rows(picture).flatmap(values.spoiled), rows(picture)), max_size=4))
     how = draw(st.sampled_from(("json", "jsonl", "jsonl")))
-    text = json.dumps(found) if how == "json" else "\n".join(map(json.dumps, found))
+    text = values.as_json(found) if how == "json" else "\n".join(map(values.as_json, found))
     return Input("dataset", (f"d.{how}",), {f"d.{how}": draw(values.damaged(text.encode("utf-8", "surrogatepass")))})
 
+
+NESTED_COLUMN = 60
+"""Levels of the most nested column of a table."""
 
 # Parquet ---------------------------------------------------------------------------------------------------------
 
@@ -64,7 +68,10 @@ def columns() -> st.SearchStrategy[Any]:
     usual = [("messages", [said] * 2, pa.list_(message)), ("images", [[{"bytes": small_picture("PNG"), "path": None}]] * 2, pa.list_(picture)),
              ("text", ["a", None], pa.string()), ("text", ["a", "a"], pa.dictionary(pa.int32(), pa.string())), ("image", [small_picture("JPEG")] * 2, pa.binary()),
              ("conversations", [json.dumps(said), None], pa.large_string()), ("prompt", [said, said[:1]], pa.list_(message)), ("completion", [said[1:]] * 2, pa.list_(message))]
-    odd = [("text", [1, 2], pa.int64()), ("text", [b"\xff", b""], pa.binary()), ("messages", [None, None], pa.null()), ("messages", [[["user", "x"]], []], pa.list_(pa.list_(pa.string()))),
+    nested = pa.string()
+    for _ in range(NESTED_COLUMN):
+        nested = pa.list_(nested)
+    odd = [("messages", [[], None], nested), ("text", [1, 2], pa.int64()), ("text", [b"\xff", b""], pa.binary()), ("messages", [None, None], pa.null()), ("messages", [[["user", "x"]], []], pa.list_(pa.list_(pa.string()))),
            ("messages", [[("role", "user")], []], pa.map_(pa.string(), pa.string())), ("", [1.5, float("nan")], pa.float64()), ("x", [2**62, -2**62], pa.timestamp("s")),
            ("x", [2**62, 0], pa.duration("s")), ("x", [decimal.Decimal(1), None], pa.decimal256(70)), ("x", [10**6, -10**6], pa.date32()), ("x\n", [True, None], pa.bool_()),
            ("text", [datetime.datetime(1, 1, 1), None], pa.timestamp("us", "Nowhere/X")), ("text", [datetime.time(1), None], pa.time64("ns"))]
@@ -139,7 +146,7 @@ def pictures(draw: st.DrawFn) -> Input:
         ("https://x/y", "data:", "data:image/png;base64,!", {"path": ["a.png"]}, {"bytes": "a"}, ".", "/dev/zero", "a.png\0"))), 8))
     if values.seldom(draw, 3):
         said = "data:image/png;base64," + base64.b64encode(content).decode()
-    return Input("picture", (json.dumps(said),), {"a.png": content})
+    return Input("picture", (json.dumps(said, default=str),), {"a.png": content})
 
 
 # processors ------------------------------------------------------------------------------------------------------
@@ -211,6 +218,6 @@ def tokens(draw: st.DrawFn) -> Input:
     found = draw(st.lists(draw(st.sampled_from((whole_rows(picture), whole_rows(picture), rows(picture)))), min_size=1, max_size=3))
     if values.seldom(draw, 8):
         found.append(draw(st.sampled_from(({"text": "\ud800"}, {"text": "a" * 3_000_000}, {"messages": [{"role": "user", "content": "\udfff"}]}, {"text": "a " * 400_000}, {"text": "\0\ufffe" * 999}))))
-    files |= {"d.jsonl": "\n".join(map(json.dumps, found)).encode(), "a.png": small_picture("PNG"), "b.png": small_picture("JPEG", 6, 300)}
+    files |= {"d.jsonl": "\n".join(map(values.as_json, found)).encode("utf-8", "surrogatepass"), "a.png": small_picture("PNG"), "b.png": small_picture("JPEG", 6, 300)}
     words = ("d.jsonl", ".")
     return draw(st.sampled_from((Input("tokens", words, files), Input("tokens", words, files), Input("command", ("samples", "d.jsonl", "--processor", "."), files))))

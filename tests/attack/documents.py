@@ -19,6 +19,8 @@ from predictor.workload.keys import ALSO_CALLED, KEYS
 from tests.attack import values
 from tests.attack.inputs import Input
 
+MOST_CHARACTERS = 20_000
+"""Of a word of a command line."""
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 MODELS = ("llava-1.5-7b", "llava-1.5-13b", "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3-VL-4B-Instruct",
           "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B", "google/gemma-3-4b-it", "OpenGVLab/InternVL3-8B-hf", "gpt2")
@@ -49,7 +51,7 @@ def keyed(draw: st.DrawFn, kinds: Mapping[str, Any], always: Mapping[str, st.Sea
 
 
 def _names(kinds: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(kinds)
+    return tuple(name for name, kind in kinds.items() for _ in range(values.weight(kind)))
 
 
 @st.composite
@@ -57,12 +59,12 @@ def written(draw: st.DrawFn, document: Any, how: str = "") -> bytes:
     """A document as JSON or YAML text, now and then with a line of its own, or damaged."""
     how = how or draw(st.sampled_from(("json", "yaml", "yaml")))
     if how == "json":
-        text = json.dumps(document, indent=draw(st.sampled_from((None, 1))), default=str)
+        text = values.as_json(document, indent=draw(st.sampled_from((None, 1))))
         text = (draw(st.sampled_from(("// c\n{}", "{} /* c", "{}{}", "[{}]"))) if values.seldom(draw, 10) else "{}").replace("{}", text)
     else:
         if values.seldom(draw, 100) and isinstance(document, dict) and document:
             document = document | draw(st.sampled_from(({draw(st.sampled_from(sorted(document, key=str))): "MANY"}, {"deepspeed": {"scheduler": "MANY"}})))
-        text = _yaml(document).replace("MANY", f"[{MANY}]")
+        text = values.with_raw(_yaml(document)).replace("MANY", f"[{MANY}]")
         if values.seldom(draw, 12):
             lines = text.splitlines()
             lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(RAW_LINES)))
@@ -120,8 +122,8 @@ def option_lines(draw: st.DrawFn) -> Input:
         option = "--" + str(key).replace("_", "-")
         items = [f"{name}={inner}" for name, inner in item.items()] if isinstance(item, dict) else item if isinstance(item, list) else [item]
         for inner in items[:3]:
-            words += [option] if inner is True else ["--no-" + option[2:]] if inner is False else [option, str(inner)]
-    return Input("command", tuple(word[:8000] for word in words), BESIDE)
+            words += [option] if inner is True else ["--no-" + option[2:]] if inner is False else [option, values.with_raw(str(inner))]
+    return Input("command", tuple(word[:MOST_CHARACTERS] for word in words), BESIDE)
 
 
 # DeepSpeed -------------------------------------------------------------------------------------------------------
@@ -194,19 +196,25 @@ def configurations(name: str) -> st.SearchStrategy[dict[str, Any]]:
     kinds |= {old: kinds.get(new) for old, new in own.renamed.items()}
     kinds |= dict.fromkeys(sorted(own.without_effect), None)
     always = {key: made for key, made in NEEDED.items() if key in own.fields and (name == "axolotl" or key not in OF_AXOLOTL)}
-    return keyed(kinds, always, tuple(KEYS))
+    return keyed(kinds, always, tuple(KEYS)).map(_of_4_bits)
+
+
+def _of_4_bits(document: dict[str, Any]) -> dict[str, Any]:
+    """With what ``adapter: qlora`` needs beside it."""
+    return {"load_in_4bit": True} | document if document.get("adapter") == "qlora" else document
 
 
 @st.composite
 def framework_files(draw: st.DrawFn, name: str) -> Input:
     """Configuration files of a framework: read, and in one of twelve cases predicted or compared by a command."""
     document = draw(configurations(name))
+    document = draw(values.spoiled(document)) if values.seldom(draw, 8) else document
     file = draw(st.sampled_from(("c.yaml", "c.yml", "c.json")))
     files = BESIDE | {file: draw(written(document, "json" if file == "c.json" else ""))}
     given = draw(st.sampled_from((name, None, name)))
     if not values.seldom(draw, 12):
         return Input("read", (file, given) if given else (file,), files)
-    words = ("predict", "--from", file, "--from-format", name, "--gpu", "h100-80gb", *draw(st.sampled_from(((), ("--json",), ("--data-parallel-size", "8"), ("--details",)))))
+    words = ("predict", "--from", file, "--from-format", name, "--gpu", "h100-80gb", *draw(st.sampled_from(((), ("--json",), ("--data-parallel-size", "8"), ("--details",), ("--image-size", "768x1024"), ("--image-size", "64,1024x32")))))
     return Input("command", draw(st.sampled_from((words, ("fits", file), ("explain", "--from", file)))), files)
 
 
@@ -216,25 +224,55 @@ ACCELERATE = ("compute_environment", "distributed_type", "num_processes", "num_m
               "machine_rank", "main_training_function", "downcast_bf16", "dynamo_config", "fp8_config", "use_cpu", "same_network", "rdzv_backend",
               "megatron_lm_config", "parallelism_config", "debug", "enable_cpu_affinity", "tpu_env")
 DISTRIBUTED = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA", "no", 1)
-SECTION = ("zero_stage", "offload_optimizer_device", "offload_param_device", "gradient_accumulation_steps", "gradient_clipping", "zero3_init_flag",
-           "deepspeed_config_file", "deepspeed_multinode_launcher", "fsdp_version", "fsdp_sharding_strategy", "fsdp_auto_wrap_policy",
-           "fsdp_transformer_layer_cls_to_wrap", "fsdp_offload_params", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing",
-           "fsdp_state_dict_type", "fsdp_use_orig_params", "fsdp_backward_prefetch", "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states")
-SECTION_VALUES = (0, 1, 2, 3, "2", "none", "cpu", "nvme", True, False, "FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD", "TRANSFORMER_BASED_WRAP",
-                  "LlamaDecoderLayer", "BACKWARD_PRE", "NO_PREFETCH", "ds.json", "auto", 1.0)
+DEEPSPEED_SECTION: dict[str, Any] = {"zero_stage": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0, "offload_optimizer_device": "none",
+                                     "offload_param_device": "none", "zero3_init_flag": False, "deepspeed_multinode_launcher": "standard"}
+FSDP_SECTION: dict[str, Any] = {"fsdp_version": 1, "fsdp_sharding_strategy": "1", "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_transformer_layer_cls_to_wrap":
+                                "LlamaDecoderLayer", "fsdp_offload_params": False, "fsdp_reshard_after_forward": True, "fsdp_activation_checkpointing": False, "fsdp_state_dict_type":
+                                "SHARDED_STATE_DICT", "fsdp_use_orig_params": True, "fsdp_backward_prefetch": 1, "fsdp_cpu_ram_efficient_loading": False,
+                                "fsdp_sync_module_states": False}
+COMMON = {"compute_environment": "LOCAL_MACHINE", "num_processes": 2, "num_machines": 1, "machine_rank": 0, "mixed_precision": "bf16", "main_training_function": "main",
+          "downcast_bf16": "no", "same_network": True, "rdzv_backend": "static", "use_cpu": False, "debug": False}
+FILES: tuple[tuple[dict[str, Any], dict[str, tuple[Any, ...]]], ...] = (
+    (COMMON | {"distributed_type": "DEEPSPEED", "deepspeed_config": DEEPSPEED_SECTION},
+     {"zero_stage": (0, 1, 2, 3, "2"), "gradient_accumulation_steps": (1, "1", "auto"), "gradient_clipping": (1.0, "1.0", "auto", 1), "offload_optimizer_device": ("cpu", "none")}),
+    (COMMON | {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json", "zero3_init_flag": True}}, {}),
+    (COMMON | {"distributed_type": "FSDP", "fsdp_config": FSDP_SECTION},
+     {"fsdp_version": (1, 2), "fsdp_sharding_strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", 1, 2, "2"), "fsdp_backward_prefetch": ("BACKWARD_PRE", "NO_PREFETCH", 1, "2"),
+      "fsdp_activation_checkpointing": (True, False), "fsdp_reshard_after_forward": (True, False, "FULL_SHARD", "SHARD_GRAD_OP")}),
+    (COMMON | {"distributed_type": "MULTI_GPU"}, {"num_processes": (2, 8, "8"), "mixed_precision": ("no", "fp16")}),
+    (COMMON | {"distributed_type": "NO", "num_processes": 1}, {}))
+"""Configuration files of accelerate as they should be, each with other values that some of its keys may have."""
+OPTION_VALUES = ("0", "1", "2", "3", "none", "cpu", "True", "False", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "LlamaDecoderLayer", "BACKWARD_PRE", "ds.json", "auto", "bf16")
 
 
 @st.composite
 def accelerate_files(draw: st.DrawFn) -> Input:
-    """Configuration files of accelerate, with a command that names them."""
-    section = st.dictionaries(st.sampled_from(SECTION), st.one_of(st.sampled_from(SECTION_VALUES), values.odd_scalars()), max_size=5)
-    document = {"distributed_type": draw(st.sampled_from(DISTRIBUTED)), "num_processes": draw(st.sampled_from((1, 2, 8, 0, "8")))}
-    document |= draw(st.dictionaries(st.sampled_from(ACCELERATE), st.one_of(section, values.odd(), st.sampled_from(("bf16", "fp16", "no", 2))), max_size=4))
-    document |= {name: draw(section) for name in ("deepspeed_config", "fsdp_config") if draw(st.booleans())}
-    options = [word for name in draw(st.lists(st.sampled_from(("mixed_precision", "num_processes", "use_fsdp", "use_deepspeed", *SECTION)), max_size=2))
-               for word in ([f"--{name}"] if name.startswith("use") else [f"--{name}", str(draw(st.sampled_from(SECTION_VALUES)))])]
+    """Configuration files of accelerate, with a command that names them: mostly one thing in them is wrong."""
+    base, others = draw(st.sampled_from((*FILES, *FILES[:3])))
+    sections = {key: dict(item) for key, item in base.items() if isinstance(item, dict)}
+    document: dict[str, Any] = {**base, **sections}
+    for key in draw(st.lists(st.sampled_from(sorted(others)), max_size=3)) if others else ():
+        place = next(section for section in (document, *sections.values()) if key in section)
+        place[key] = draw(st.sampled_from(others[key]))
+    for section in sections.values():
+        for key in draw(st.lists(st.sampled_from(sorted(section)), max_size=2)):
+            section.pop(key, None)
+    if values.seldom(draw, 8):
+        document |= draw(st.dictionaries(st.sampled_from(ACCELERATE), st.one_of(values.odd(), st.sampled_from(DISTRIBUTED)), max_size=2))
+    place = draw(st.sampled_from((None, *sections, *sections)))
+    if place is None:
+        document = draw(values.seldom_spoiled(document))
+    else:
+        document[place] = draw(values.seldom_spoiled(document[place]))
+    options: list[str] = []
+    if values.seldom(draw, 5):
+        names = st.sampled_from(("mixed_precision", "num_processes", "use_fsdp", "use_deepspeed", *DEEPSPEED_SECTION, *FSDP_SECTION))
+        for name in draw(st.lists(names, min_size=1, max_size=2)):
+            text = draw(st.one_of(st.sampled_from(OPTION_VALUES), st.sampled_from(values.ODD_DIGITS)))
+            options += [f"--{name}"] if name.startswith("use") else [f"--{name}", text]
+    precision = draw(st.sampled_from((("--bf16", "True"), ("--bf16", "True"), ())))
     words = ("accelerate", "launch", "--config_file", "a.yaml", *options, "train.py", "--model_name_or_path", draw(st.sampled_from(MODELS)),
-             "--output_dir", "o", "--max_length", "512", "--bf16", "True")
+             "--output_dir", "o", "--max_length", "512", *precision)
     return Input("words", words, BESIDE | {"a.yaml": draw(written(document))})
 
 
@@ -243,9 +281,10 @@ def hostfiles(draw: st.DrawFn) -> Input:
     """Hostfiles of the deepspeed launcher, with filters."""
     line = values.mostly(st.sampled_from(("worker-0 slots=8", "worker-1 slots=4", "# c", "", "a slots=99999")), st.one_of(
         st.sampled_from(("b slots=x", "c", "worker-0  slots=0 x", "worker-0 slots=8 # c")), st.sampled_from(values.ODD_TEXTS)), 8)
-    filters = st.sampled_from(("worker-0", "worker-0:0,1", "worker-0@worker-1:2", "x:9", ":", "@", "worker-0:0-3", "worker-1:7"))
+    filters = st.one_of(st.sampled_from(("worker-0", "worker-0:0,1", "worker-0@worker-1:2", "x:9", ":", "@", "worker-0:0-3", "worker-1:7")),
+                        st.sampled_from(values.ODD_DIGITS).map("worker-0:{}".format))
     options = [word for name in draw(st.lists(st.sampled_from(("include", "exclude", "num_nodes", "num_gpus")), max_size=draw(st.sampled_from((0, 1, 2)))))
-               for word in (f"--{name}", draw(filters if name[2] == "c" else st.sampled_from(("1", "2", "0", "x"))))]
+               for word in (f"--{name}", draw(filters if name[2] == "c" else values.mostly(st.sampled_from(("1", "2", "0", "x")), st.sampled_from(values.ODD_DIGITS), 4)))]
     content = draw(values.damaged("\n".join(draw(st.lists(line, min_size=1, max_size=5, unique=True))).encode("utf-8", "surrogatepass")))
     return Input("words", ("deepspeed", "--hostfile", "h", *options, "train.py", "--model_name_or_path", "gpt2", "--output_dir", "o",
                            "--max_length", "64"), {"h": content})

@@ -28,7 +28,7 @@ GRAMMARS: dict[str, Grammar] = {
     **{f"{name} file": Grammar(partial(documents.framework_files, name), 2) for name in readers.FORMATS if name != "deepspeed"},
     **{f"{name} command": Grammar(partial(scripts.command_lines, name), 2) for name in scripts.PROGRAMS},
     "shell": Grammar(scripts.scripts, 8),
-    "accelerate": Grammar(documents.accelerate_files, 2),
+    "accelerate": Grammar(documents.accelerate_files, 4),
     "hostfile": Grammar(documents.hostfiles, 1),
     "snapshot": Grammar(recorded.snapshots, 3),
     "formula": Grammar(recorded.formulas, 1),

@@ -10,19 +10,23 @@ scenes fill a disk, forbid to write, run a command twice at once on one cache, o
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.attack.programs import ROOT
 
@@ -385,8 +389,59 @@ def damaged_cache() -> list[str]:
     return wrong
 
 
+def with_other_content(file: Path) -> bytes:
+    """A formula's file in which one array of numbers is another, as a zip archive without a fault: its own checksums hold.
+
+    What is behind the archive, the sum of a cached formula, stays as it was.
+    """
+    import numpy as np
+
+    stream = io.BytesIO()
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(stream, "w") as other:
+        members = {part.filename: archive.read(part) for part in archive.infolist()}
+        largest = max((name for name in members if name != "header.npy"), key=lambda name: len(members[name]))
+        array = np.load(io.BytesIO(members[largest]))
+        array.flat[array.size // 2] += 1
+        changed = io.BytesIO()
+        np.lib.format.write_array(changed, array, allow_pickle=False)
+        members[largest] = changed.getvalue()
+        for name, content in members.items():
+            other.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_LZMA)
+        other.comment = archive.comment
+    return stream.getvalue()
+
+
+def other_content() -> list[str]:
+    """A formula whose numbers changed, though its archive is whole, is noticed by its sum: one in the cache is traced again, a shipped one is refused."""
+    from predictor.common.errors import InputError
+    from predictor.formula import shipped_sums, store
+
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix="attack-") as place:
+        directory = Path(place)
+        _small_model(directory)
+        if (found := _one_line(*ended(TRACE, directory), 0)):
+            return found
+        expected, [file] = _answer(directory), [path for path in (directory / "cache/formulas").glob("*.npz")][:1]
+        content = with_other_content(file)
+        file.write_bytes(content)
+        wrong += _one_line(*ended(TRACE, directory), 0)
+        wrong += [] if _answer(directory) == expected else ["a changed formula in the cache gave another answer"]
+        wrong += [] if file.read_bytes() != content else ["a changed formula in the cache is still there"]
+        shipped = directory / "shipped"
+        shipped.mkdir()
+        smallest = min(store.shipped_directory().glob("*.npz"), key=lambda path: (path.stat().st_size, path.name))
+        for source in (smallest, store.shipped_directory() / shipped_sums.NAME):
+            shutil.copy(source, shipped)
+        (shipped / smallest.name).write_bytes(with_other_content(smallest))
+        with mock.patch.object(store, "shipped_directory", lambda: shipped), contextlib.suppress(InputError):
+            store._load(shipped / smallest.name, 0)
+            wrong.append("a changed shipped formula is read")
+    return wrong
+
+
 DISTURBANCES: dict[str, Callable[[], list[str]]] = {function.__name__: function for function in (
-    full_disk, full_file_system, read_only, two_at_once, large_files, damaged_cache)}
+    full_disk, full_file_system, read_only, two_at_once, large_files, damaged_cache, other_content)}
 """Name -> a disturbance that is no kill."""
 
 

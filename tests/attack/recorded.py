@@ -55,12 +55,20 @@ def snapshots(draw: st.DrawFn) -> Input:
     if values.seldom(draw, 15) and isinstance(document, dict):  # a few bytes that stand for many entries
         document["device_traces"] = [[{"action": "alloc", "addr": 1, "size": 1, "stream": 0}] * draw(st.sampled_from((1, 10_000)))] * 1_000
     content = pickle.dumps(document, protocol=draw(st.integers(0, 5)))
+    if values.seldom(draw, 25):
+        content = nested_pickle(draw(st.sampled_from((b"", b"device_traces", b"segments", b"x"))), draw(st.sampled_from((21, 101, 400, 950, 3_000, 100_000))))
     content = draw(values.damaged(content))
     content = draw(st.sampled_from((bytes, bytes, bytes, lzma.compress, gzip.compress, bz2.compress)))(content)
     files = {"s.pickle": draw(values.damaged(content))}
     words = draw(st.sampled_from(((), ("--device", "0"), ("--json",), ("--capacity-bytes", "64MiB"), ("--allocator-conf", "expandable_segments:True"),
                                   ("--device", "9"), ("--allocator-conf", "roundup_power2_divisions:4"))))
     return draw(st.sampled_from((Input("snapshot", ("s.pickle",), files), Input("command", ("replay", "s.pickle", *words), files))))
+
+
+def nested_pickle(key: bytes, depth: int) -> bytes:
+    """A pickle of lists inside lists, which are the value of a key of a dictionary if one is named. Python's own pickler cannot nest so deeply."""
+    lists = b"]" * depth + b"a" * (depth - 1)
+    return b"\x80\x03" + (b"}X" + len(key).to_bytes(4, "little") + key + lists + b"s" if key else lists) + b"."
 
 
 # formulas --------------------------------------------------------------------------------------------------------
@@ -98,7 +106,7 @@ def changed_arrays(draw: st.DrawFn, of: dict[str, np.ndarray]) -> bytes:
             content[name] = {5: array.astype(np.float64), 6: array[:-1], 7: array.reshape(-1), 8: np.concatenate([array, array])}[how]
     if draw(st.booleans()):
         header = draw(values.changed(json.loads(of["header"].tobytes())))
-        content["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        content["header"] = np.frombuffer(values.as_json(header).encode("utf-8", "surrogatepass"), np.uint8)
     if values.seldom(draw, 8):
         return with_other_shape(content, draw(st.sampled_from(sorted(content))))
     return draw(values.damaged(arrays.to_bytes(content)))
@@ -166,8 +174,8 @@ def records(draw: st.DrawFn) -> Input:
 def lines(draw: st.DrawFn, file: str, target: str) -> Input:
     """Files of measured jobs, a line of JSON each; the last may be torn."""
     some = draw(st.lists(st.sampled_from(rows(file)), min_size=1, max_size=3))
-    texts = [json.dumps(draw(values.changed(row))) for row in some]
-    if draw(st.integers(0, 7)) == 0:
+    texts = [values.as_json(draw(values.changed(row))) for row in some]
+    if values.seldom(draw, 8):
         texts.insert(0, draw(st.sampled_from(values.ODD_TEXTS)))
     text = "\n".join(texts) + draw(st.sampled_from(("\n", "\n", "")))
     return Input(target, ("m.jsonl",), {"m.jsonl": draw(values.damaged(text.encode("utf-8", "surrogatepass")))})
@@ -175,7 +183,9 @@ def lines(draw: st.DrawFn, file: str, target: str) -> Input:
 
 GATE = ('name = "x"', "minimum_cases = 4", "allocated_mape = 0.005", "reserved_worst = 1", "false_fits = 0", 'where = { gpu = "h100-80gb" }', "other_moments = 0",
         "allocated_mape = -1", "allocated_mape = nan", "x = 1", "name = 3", "where = 3", "where = {}", "minimum_cases = 1.5", 'where = { model = ["a"] }',
-        "requested_worst = 1e400", "failure_probability = true", "name = \"a\nb\"", "= 1", "[gate]", "[[gate]]", "[[x]]", "# c", '"" = 1', "a.b.c = 1", "t = 2001-01-01", "minimum_cases = " + "9" * 5000, "a" + ".a" * 50_000 + " = 1")
+        "requested_worst = 1e400", "failure_probability = true", "name = \"a\nb\"", "= 1", "[gate]", "[[gate]]", "[[x]]", "# c", '"" = 1', "a.b.c = 1", "t = 2001-01-01", "a" + ".a" * 50_000 + " = 1",
+        *(f"where = {'[' * depth}{']' * depth}" for depth in (21, 400, 3_000, 100_000)), *(f"where = {'{ a = ' * depth}1{' }' * depth}" for depth in (21, 400, 3_000, 100_000)),
+        *(f"{key} = {text}" for key in ("minimum_cases", "allocated_mape") for text in (*values.ODD_DIGITS, "10" * 200, "0o7", "1e5", "-inf")))
 
 
 @st.composite
@@ -190,7 +200,7 @@ def gates(draw: st.DrawFn) -> Input:
 
 # samples and conversations ---------------------------------------------------------------------------------------
 
-CELLS = ("812", "1", "0", "1e3", "", " ", "x", "4194305", "-1", '"', '"1', "768x1024", "768x1024 640x480", "1,2", "٣", "²", "9" * 30, "0x10", "\0", "1\r")
+CELLS = ("812", "1", "0", "1e3", "", " ", "x", "4194305", '"', '"1', "768x1024", "768x1024 640x480", "1,2", "\0", "1\r", f"{values.DIGITS}x1", "٣x٣", *values.ODD_DIGITS)
 
 
 @st.composite
@@ -209,13 +219,13 @@ def samples(draw: st.DrawFn) -> Input:
         more = values.mostly(st.sampled_from((("images", st.integers(0, 3)), ("image_sizes", pictures))), st.just(("x", st.just(1))))
         one = more.flatmap(lambda row: st.fixed_dictionaries({"tokens": values.mostly(st.integers(1300, 3000)), row[0]: values.mostly(row[1])}))
         listed = draw(values.mostly(st.lists(values.mostly(draw(st.sampled_from((one, st.integers(700, 4000))))), max_size=5)))
-        text = json.dumps(listed) if how == "json" or not isinstance(listed, list) else "\n".join(map(json.dumps, listed))
+        text = values.as_json(listed) if how == "json" or not isinstance(listed, list) else "\n".join(map(values.as_json, listed))
     name = "l.txt" if values.seldom(draw, 20) else f"l.{how}"
     files = {name: draw(values.damaged(text.encode("utf-8", "surrogatepass")))}
     if not values.seldom(draw, 6):
         return Input("samples", (name,), files)
     words = draw(st.sampled_from(((), ("--steps", "2", "--seeds", "1"), ("--epochs", "1", "--seeds", "1", "--sampling", "sequential"), ("--steps", "0"), ("--seed", "-1"),
-                                  ("--epochs", "nan"), ("--steps", "1", "--drop-last", "--seeds", "1"))))
+                                  ("--epochs", "nan"), ("--epochs", values.DIGITS), ("--steps", "٣"), ("--seed", values.DIGITS), ("--steps", "1", "--drop-last", "--seeds", "1"))))
     return Input("command", ("predict", "llava-1.5-7b", "--per-device-train-batch-size", "2", "--gpu", "h100-80gb", "--samples", name, *words), files)
 
 
@@ -244,13 +254,15 @@ def logs(draw: st.DrawFn) -> Input:
     """Logs with out-of-memory messages of several releases, whole and damaged."""
     sizes = st.one_of(st.integers(0, 90 * GIB), st.sampled_from((0, 1, 1024, GIB, 2**63, 10**25)))
     texts = []
+    if values.seldom(draw, 12):
+        texts.append(f"CUDA out of memory. Tried to allocate {draw(st.sampled_from(values.ODD_DIGITS))} GiB. GPU {draw(st.sampled_from(('0', *values.ODD_DIGITS)))} has a total capacity of 1 GiB")
     for wording in draw(st.lists(st.sampled_from(WORDINGS), max_size=2)):
         requested, capacity, free, allocated, idle = (draw(sizes) for _ in range(5))
         state = wordings.State(draw(st.integers(0, 9)), requested, capacity, free, allocated, idle, this_process=draw(st.sampled_from((None, GIB))),
                                others=draw(st.sampled_from(((), ((7, GIB),)))))
         texts.append(draw(st.sampled_from(("", "[rank1]: ", "torch.OutOfMemoryError: "))) + wording(state))
     text = "\n".join([*draw(st.lists(st.sampled_from(AROUND), max_size=4)), *texts, *draw(st.lists(st.sampled_from(AROUND), max_size=3))])
-    text = text.replace(" ", draw(st.sampled_from((" ", " ", " ", "\n", "  ")))) if draw(st.integers(0, 5)) == 0 else text
+    text = text.replace(" ", draw(st.sampled_from((" ", " ", " ", "\n", "  ")))) if values.seldom(draw, 6) else text
     files = {"x.log": draw(values.lengthened(draw(values.damaged(text.encode()))))}
     words = draw(st.sampled_from((("oom", "x.log"), ("oom", "x.log", "--json"), ("oom", "x.log", "--details"), ("predict", "--from", "x.log"))))
     return draw(st.sampled_from((Input("log", ("x.log",), files), Input("log", ("x.log",), files), Input("command", words, files))))
@@ -269,7 +281,7 @@ def model_files(draw: st.DrawFn) -> Input:
     """A model's ``config.json``, changed anywhere."""
     document = draw(values.changed(draw(st.sampled_from(model_configurations()))))
     files = {"config.json": draw(written(document, "json"))}
-    if draw(st.integers(0, 3)) == 0:
+    if values.seldom(draw, 4):
         settings = {"image_processor_type": "X", "size": {"height": 336, "width": 336}, "max_pixels": 1000000, "crop_size": 3}
         files["preprocessor_config.json"] = draw(written(draw(values.changed(settings)), "json"))
     return Input("model", (draw(st.sampled_from(("config.json", "."))),), files)

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.attack import answers, predictions
+from tests.attack import answers, frameworks, optimizer_states, predictions
 from tests.attack.rounds import Round
 
 KINDS: dict[str, Callable[[int], Round]] = {
-    "prediction": predictions.play, "page": answers.page, "reader": answers.reader, "adapters": answers.adapters, "fresh trace": answers.fresh_trace}
+    "prediction": predictions.play, "page": answers.page, "reader": answers.reader, "adapters": answers.adapters, "fresh trace": answers.fresh_trace,
+    "framework": frameworks.play, "optimizer states": optimizer_states.play}
 """Kind of round -> what plays one. A round is decided by its number."""
 
 

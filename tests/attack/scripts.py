@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.attack import values
-from tests.attack.documents import BESIDE, LAUNCHER_OPTIONS, configurations
+from tests.attack.documents import BESIDE, LAUNCHER_OPTIONS, MOST_CHARACTERS, configurations
 from tests.attack.inputs import Input
 
 PROGRAMS = {
@@ -24,6 +23,9 @@ PROGRAMS = {
 """Format -> commands that start its trainings."""
 BEFORE = ("CUDA_VISIBLE_DEVICES=0,1", "NPROC_PER_NODE=4", "FORCE_TORCHRUN=1", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "nohup", "env", "exec",
           "MAX_PIXELS=1003520", "X=", "srun", "srun --jobid 3", "sudo", "time", "numactl -N 0", "PYTORCH_ALLOC_CONF=max_split_size_mb:x", "OMP_NUM_THREADS=8")
+VARIABLES = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES", "MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM", "VIDEO_MAX_PIXELS", "SWIFT_SINGLE_DEVICE_MODE", "FORCE_TORCHRUN", "PET_NPROC_PER_NODE",
+             "PET_NNODES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "WORLD_SIZE", "ACCELERATE_USE_FSDP", "OMP_NUM_THREADS")
+"""Environment variables of trainings, some of which are read."""
 AFTER = ("2>&1 | tee log", "> log", "&", "; echo done", "|| exit 1", "&& sleep 1", "<<EOF\nx\nEOF", '"$@"', "$ARGS", "${A[@]}", "# c", "\\", "\\ ", "`x`", ">", "(", "\xa0--bf16 True", "\u3000", "--x\x0b1", "\x85")
 QUIET = (
     "", "# c", "set -ex", "cd x", "export BS=2", "BS=8", "BS=$((2*4))", "A=(1 2 3)", "ARGS=\"--bf16 True\"", "source env.sh", "if [ -n \"$1\" ]; then BS=4; fi", "echo $BS",
@@ -41,6 +43,10 @@ LINES = (
 PLACES_OF_VALUES = ("$BS", "${BS}", "\"$BS\"", "'$BS'", "$((BS*2))", "$(expr $BS + 1)", "${BS:-8}", "${A[0]}", "${BS:?x}", "$BS$BS", "${BS}x", "$1", "$", "${", "$((", "\\$BS")
 
 
+VALUES_OF_VARIABLES = values.mostly(st.sampled_from(("1", "2", "8", "1003520", "0,1", "expandable_segments:True")), st.one_of(
+    st.sampled_from(values.ODD_DIGITS), st.sampled_from(values.ODD_TEXTS), st.sampled_from(values.ODD_DIGITS).map("max_split_size_mb:{}".format)), 3)
+
+
 @st.composite
 def commands(draw: st.DrawFn, name: str) -> list[str]:
     """Words of a command that starts a training in a framework's format."""
@@ -50,12 +56,15 @@ def commands(draw: st.DrawFn, name: str) -> list[str]:
     if launcher in LAUNCHER_OPTIONS and values.seldom(draw, 2):
         with_value, without = LAUNCHER_OPTIONS[launcher]
         for option in draw(st.lists(st.sampled_from(with_value), max_size=2)):
-            options += [option, draw(st.sampled_from(("1", "2", "8", "0", "x", "auto", "x.yaml", "here.txt", "localhost:0,1", "bf16", "no", "", "--")))]
+            options += [option, draw(values.mostly(st.sampled_from(("1", "2", "8", "0", "x", "auto", "x.yaml", "here.txt", "localhost:0,1", "bf16", "no", "", "--")),
+                                                   st.sampled_from(values.ODD_DIGITS), 6))]
         options += draw(st.lists(st.sampled_from(without), max_size=1))
     at = 2 if launcher == "accelerate" else 1
     words = [*program[:at], *options, *program[at:]]
     for key, item in draw(configurations(name)).items():
         words += draw(flags(str(key), item))
+    if values.seldom(draw, 3):
+        words = [*(f"{variable}={draw(VALUES_OF_VARIABLES)}" for variable in draw(st.lists(st.sampled_from(VARIABLES), min_size=1, max_size=2))), *words]
     if values.seldom(draw, 12):
         words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from((*values.ODD_TEXTS, "c.yaml", "a=b", "--a=b"))))
     return words
@@ -67,8 +76,9 @@ def flags(draw: st.DrawFn, key: str, item: Any) -> list[str]:
     hyphens = draw(st.sampled_from(("-", ""))) if values.seldom(draw, 60) else "--"
     flag = hyphens + draw(st.sampled_from((key, key, key.replace("_", "-"))))
     if isinstance(item, list):
-        return [flag, *(str(inner)[:6000] for inner in item[:4])]
-    text = json.dumps(item, default=str) if isinstance(item, dict) else str(item)
+        return [flag, *(values.with_raw(str(inner))[:MOST_CHARACTERS] for inner in item[:4])]
+    text = values.as_json(item) if isinstance(item, dict) else values.with_raw(str(item))
+    text = text[:MOST_CHARACTERS]
     if item is True and draw(st.booleans()):
         return [flag]
     return [f"{flag}={text}"] if values.seldom(draw, 6) else [flag, text]
@@ -80,7 +90,7 @@ def command_lines(draw: st.DrawFn, name: str) -> Input:
     words = draw(commands(name))
     files = BESIDE | {"c.yaml": b"base_model: llava-1.5-7b\nsequence_len: 512\nadapter: lora\ndatasets: []\n"}
     if not values.seldom(draw, 12):
-        return Input("words", tuple(words), files)
+        return Input(draw(st.sampled_from(("words", "words", "words_on_gpus"))), tuple(words), files)
     return Input("command", ("predict", "--gpu", "a100-80gb", "--", *words), files)
 
 

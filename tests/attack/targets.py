@@ -59,6 +59,13 @@ def words(*given: str) -> None:
     _workload(*readers.read(words=given))
 
 
+def words_on_gpus(*given: str) -> None:
+    """The same with an option for the number of GPUs, which replaces one that the command does not say."""
+    from predictor import readers
+
+    _workload(*readers.read(words=given, options={"data_parallel_size": 8}))
+
+
 def _workload(values: dict[str, Any], source: Any) -> None:
     from predictor.workload.workload import Workload
 
@@ -186,7 +193,7 @@ def model(path: str) -> None:
 
 TARGETS: dict[str, Callable[..., None]] = {
     function.__name__: function for function in (
-        command, read, words, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, dataset, picture, tokens, log,
+        command, read, words, words_on_gpus, workload, snapshot, formula, learned, profile, record, campaign, measurements, gates, samples, dataset, picture, tokens, log,
         model)}
 """Name -> what reads an input. It returns if it could, and raises InputError if not; anything else is a finding."""
 

@@ -1,4 +1,4 @@
-"""A few seconds of the attack: some inputs of every format, some rounds of relations, and the attack's own parts.
+"""A minute of the attack: some inputs of every format, some rounds of relations, and the attack's own parts.
 
 All of it is ``python scripts/check.py attack``.
 """
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from calibrate.checks import results_file
 from predictor.common.errors import InputError
-from tests.attack import check, fuzzing, page, predictions, relations, seeded
+from tests.attack import check, frameworks, fuzzing, optimizer_states, page, predictions, relations, seeded
 from tests.attack.branches import Branches
 from tests.attack.formats import GRAMMARS, each
 from tests.attack.inputs import Input
@@ -27,7 +27,7 @@ from tests.attack.programs import ROOT
 from tests.attack.seeded_bugs import OWN
 from tests.attack.targets import TARGETS, TOKENIZED, nothing_traced
 
-INPUTS = 25
+INPUTS = 120
 """Inputs of each format."""
 PREDICTS = ("options", "profile", "samples")
 """Formats of which many inputs are predicted: seconds."""
@@ -53,6 +53,15 @@ def test_inputs_of_a_format_are_read_or_refused_in_one_line(name, quiet, tmp_pat
     with nothing_traced(name in TOKENIZED):
         each(name, 12345, INPUTS, run)  # the attack's batches have other seeds
     assert found == []
+
+
+def test_a_job_in_a_frameworks_words_is_the_plain_workload(quiet):
+    violations = [violation for number in range(10_000, 10_008) for violation in frameworks.play(number).violations]
+    assert violations == []
+
+
+def test_states_of_adamw_are_two_numbers_for_each_that_trains(quiet):
+    assert [violation for number in (10_000, 10_001) for violation in optimizer_states.play(number).violations] == []
 
 
 @pytest.mark.parametrize("number", (10_000, 10_001, 10_003))  # every third is traced, which takes seconds
@@ -81,7 +90,9 @@ def _hang() -> None:
 
 
 def _refuse(text: str) -> None:
-    raise InputError(text)
+    error = InputError()
+    error.args = (text,)  # as if the error itself did not cut it
+    raise error
 
 
 @pytest.mark.parametrize("what, problem", [

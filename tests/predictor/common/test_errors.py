@@ -42,3 +42,13 @@ def test_a_model_with_a_name_that_no_file_can_have_is_refused(tmp_path):
     values, _ = read(path=str(path), form="trl")
     with pytest.raises(InputError, match="not a known name"):
         models.find(values["model"])
+
+
+def test_long_words_of_a_message_lose_their_middle():
+    text = str(InputError("x.yaml: " + "a" * 5_000 + " is no key"))
+    assert text == "x.yaml: " + "a" * 50 + "…" + "a" * 49 + " is no key"
+
+
+def test_a_long_message_keeps_its_start_and_its_end():
+    text = str(InputError("x.yaml: " + "a b " * 5_000 + ": leave it out"))
+    assert len(text) == 2_500 and text.startswith("x.yaml: a b ") and text.endswith("a b : leave it out")

@@ -80,3 +80,32 @@ def test_a_sourced_pipe_or_device_is_not_read(tmp_path):
     with bounded_time():
         given = command.from_script(f"source {tmp_path}/pipe\nsource /dev/zero\n{TRAIN}", str(tmp_path / "job.sh"), "x")
     assert given.values["output_dir"] == "x"
+
+
+ACCELERATE = ("accelerate launch --config_file {} train.py --model_name_or_path llava-hf/llava-1.5-7b-hf --output_dir o "
+              "--max_length 1024 --bf16 True")
+
+
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "gradient_clipping"])
+@pytest.mark.parametrize("written", [".inf", "-.inf", ".nan", "1e400", "9" * 401, "'" + "9" * 5_000 + "'", "'٣٣x'", "1_0x", "true", "[1]"])
+def test_numbers_of_accelerates_file_are_finite(key, written, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(f"distributed_type: DEEPSPEED\nnum_processes: 1\ndeepspeed_config: {{zero_stage: 2, {key}: {written}}}\n")
+    with pytest.raises(InputError, match=f"deepspeed_config: {key} is .* number is needed, or auto"):
+        readers.read(words=ACCELERATE.format(file).split())
+
+
+@pytest.mark.parametrize("written", ["9" * 5_000, "٣", "²"])
+def test_a_sharding_strategy_is_a_name_or_its_place(written, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {fsdp_version: 1, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, "
+                    f"fsdp_sharding_strategy: '{written}'}}\n")
+    with pytest.raises(InputError, match="has sharding_strategy"):
+        readers.read(words=ACCELERATE.format(file).split())
+
+
+@pytest.mark.parametrize("written", ["four", "٣", "9" * 5_000, ""])
+def test_a_number_of_processes_that_is_none_is_asked_for(written):
+    words = f"NPROC_PER_NODE={written} swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --max_length 2048".split()
+    with pytest.raises(InputError, match="NPROC_PER_NODE is .*: a number of GPUs or nodes is needed"):
+        readers.read(words=words)
