@@ -149,8 +149,8 @@ def start_of(trace: Trace, segments: Sequence[Segment], rounded: Callable[[int],
     numbers = _Numbers(trace, segments)
     streams = trace.stream.tolist()
     floors: dict[tuple[str, int], int] = {}
-    columns = zip(trace.action.tolist(), trace.address.tolist(), trace.size.tolist(), trace.stream.tolist())
-    for index, (action, address, size, stream) in reversed(list(enumerate(columns))):
+    columns = (column[::-1].tolist() for column in (trace.action, trace.address, trace.size, trace.stream))
+    for index, action, address, size, stream in zip(range(len(trace) - 1, -1, -1), *columns):
         try:
             segment = _undo(Action(action), address, size, stream, ranges, live)
         except Inconsistent as error:

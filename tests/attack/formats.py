@@ -10,7 +10,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from predictor import readers
-from tests.attack import conversations, documents, recorded, scripts
+from tests.attack import bombs, conversations, documents, recorded, scripts
 from tests.attack.inputs import Input
 
 
@@ -31,6 +31,7 @@ GRAMMARS: dict[str, Grammar] = {
     "accelerate": Grammar(documents.accelerate_files, 4),
     "hostfile": Grammar(documents.hostfiles, 1),
     "snapshot": Grammar(recorded.snapshots, 3),
+    "bomb": Grammar(bombs.snapshots, 1),
     "formula": Grammar(recorded.formulas, 1),
     "learned formula": Grammar(recorded.learned_formulas, 1),
     "profile": Grammar(recorded.profiles, 1),
