@@ -18,10 +18,10 @@ Known limitations:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing's, which takes as long to import as the start of the command
 if TYPE_CHECKING:
+    from typing import Any
+
     from predictor.answer.course_prediction import predict_course
     from predictor.answer.predict import predict
     from predictor.answer.prediction import Prediction
@@ -37,4 +37,6 @@ def __getattr__(name: str) -> Any:
     """Imports a name on first use, so that the command shows help and finds mistakes before numpy is loaded."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

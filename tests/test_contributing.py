@@ -12,7 +12,7 @@ from tests.test_layers import PACKAGES, layers
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-MOST_LINES, MOST_COLUMNS = 155, 110
+MOST_LINES, MOST_COLUMNS = 156, 110
 
 
 def test_it_fits_on_one_page():

@@ -19,7 +19,7 @@ from calibrate.checks.walk import layers
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("predictor", "calibrate")
-FLAT = {"predictor": {"__init__", "cli", "version"}, "calibrate": {"__init__", "pytest_plugin"}}
+FLAT = {"predictor": {"__init__", "__main__", "cli", "version"}, "calibrate": {"__init__", "pytest_plugin"}}
 COMMAND_TABLES = {"predictor/cli.py", "predictor/commands/registry.py"}
 """The only files that name modules above them: the subcommands."""
 

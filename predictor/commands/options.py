@@ -251,6 +251,9 @@ def _check_model(model: str, reads_frameworks: bool) -> None:
         try:
             models.find(model)
         except InputError:
+            kind = file_kinds.recognized(model)
+            if kind is not None and kind.given_as == file_kinds.MODEL:
+                raise
             error = InputError(f"MODEL {file_name(model)}: is no configuration of a model")
             raise file_kinds.instead(model, file_kinds.MODEL, error, reads_frameworks=reads_frameworks) from None
 

@@ -15,7 +15,7 @@ from typing import Any
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.files import read_text
 from predictor.common.suggestions import nearest, quoted
-from predictor.model import configs, hub_ids
+from predictor.model import config_numbers, configs, hub_ids
 from predictor.model.model_config import ModelConfig
 from predictor.workload import code_names
 
@@ -135,6 +135,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InputError(f"{path}: no \"model_type\": this is not a Hugging Face model configuration")
     _check_types(document, path)
+    config_numbers.check(document, str(path))
     if "quantization_config" in document:
         raise NotPredicted(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
     return document
