@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from predictor.common.suggestions import quoted
+from predictor.common.value_types import Invalid, Whole
 from predictor.model import hub
 from predictor.readers import own_keys, picture_sizes, trainer, weight_dtype
 from predictor.readers.axolotl_keys import ARGUMENTS, ATTENTION, KERNELS, LIGER, LOSS
@@ -19,6 +20,8 @@ WIDE = (None, "sdpa", "eager")
 ``attn_needs_dtype_cast``)."""
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin", "LMEvalPlugin")
 """Known plugins. The first two act by their own keys; the others do not change a step's memory."""
+MOST_SIDE = 16_384
+"""Limit on the height and the width of pictures, in pixels."""
 MULTIPLE = 64
 """Default of ``pad_to_multiple_of``, in tokens."""
 LORA = trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
@@ -114,17 +117,27 @@ def _embeddings(reading: Reading) -> None:
 
 def _pictures(reading: Reading, name: str) -> None:
     processor_settings = dict(reading["processor_kwargs"] or {})
-    if isinstance(reading["image_size"], int):
-        trainer.pictures(reading, name, reading["image_size"] ** 2, "image_size",
-                         resize=picture_sizes.square(reading["image_size"]))
-    elif isinstance(processor_settings.get("max_pixels"), int):
-        most, config = processor_settings.pop("max_pixels"), hub.config(name)
-        side = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
+    side = _whole(reading, "image_size", reading["image_size"], MOST_SIDE)
+    most = _whole(reading, "processor_kwargs", processor_settings.get("max_pixels"), MOST_SIDE**2)
+    if side is not None:
+        trainer.pictures(reading, name, side**2, "image_size", resize=picture_sizes.square(side))
+    elif most is not None:
+        config = hub.config(name)
+        del processor_settings["max_pixels"]
+        of_token = picture_sizes.SIDES.get(config.document["model_type"]) if config else None
         trainer.pictures(reading, name, most, "processor_kwargs",
-                         resize=picture_sizes.tokens(most, side) if side else None)
+                         resize=picture_sizes.tokens(most, of_token) if of_token else None)
     if processor_settings:
         reading.note(f"processor_kwargs {', '.join(map(str, processor_settings))}: what the processor does with "
                      "images")
+
+
+def _whole(reading: Reading, name: str, item: Any, most: int) -> int | None:
+    """A length or an area in pixels; None for what is no number, such as a height and a width."""
+    try:
+        return Whole(1, most).check(item) if isinstance(item, int) else None
+    except Invalid as error:
+        raise reading.wrong(name, f"has {quoted(item)}: a number of pixels {error}") from None
 
 
 def _evaluation(reading: Reading) -> None:
@@ -208,6 +221,8 @@ def _adapters(reading: Reading, adapter: str) -> None:
     if targets is None:
         raise reading.wrong("lora_target_modules", "is not given, and neither is lora_target_linear: axolotl has no "
                                                    "default")
+    if not isinstance(targets, (str, list, tuple)):
+        raise reading.wrong("lora_target_modules", f"is {quoted(targets)}: a list of names of layers is needed")
     if adapter == "qlora" and not reading["load_in_4bit"]:
         raise reading.wrong("load_in_4bit", "is off, but adapter is qlora: axolotl stops there; give true")
     if adapter == "lora" and reading["load_in_4bit"]:  # loaders/model.py, _set_quantization_config

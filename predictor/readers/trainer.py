@@ -110,7 +110,11 @@ def _accelerator(reading: Reading) -> None:
     if isinstance(config, str):
         config = read_mapping(reading.file("accelerator_config"), "accelerator_config")
     keys = dict(config or {})
-    keys |= keys.pop("gradient_accumulation_kwargs", None) or {}
+    inner = keys.pop("gradient_accumulation_kwargs", None) or {}
+    if not isinstance(inner, Mapping):
+        raise reading.wrong("accelerator_config", f"has gradient_accumulation_kwargs {quoted(inner)}: a section of "
+                                                  "keys is needed")
+    keys |= inner
     for key, item in keys.items():
         if key not in ACCELERATORS:
             raise reading.wrong("accelerator_config", f"has the key {quoted(key)}, which accelerate has not"

@@ -39,12 +39,22 @@ BESIDE = {"ds.json": json.dumps(ZERO_2).encode(), "x.json": b'{"a": 1}', "x.yaml
 """Files beside every configuration, which its values may name."""
 
 
+SECTIONS: dict[str, dict[str, Any]] = {
+    "accelerator_config": {"split_batches": False, "gradient_accumulation_kwargs": {"num_steps": 0, "sync_each_batch": False}}, "processor_kwargs": {"max_pixels": 262144},
+    "model_kwargs": {"max_pixels": 262144, "image_max_token_num": 1024}, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "model_init_kwargs": {"dtype": "bfloat16"},
+    "bnb_config_kwargs": {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False}, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    "lr_scheduler_kwargs": {"min_lr": 1e-6}}
+"""Keys of frameworks whose values are sections, each with a good one."""
+
+
 @st.composite
 def keyed(draw: st.DrawFn, kinds: Mapping[str, Any], always: Mapping[str, st.SearchStrategy[Any]], strange: Iterable[str] = ()) -> dict[str, Any]:
     """A mapping of some known keys to values, with those of ``always``, and in one of ten cases a key from ``strange``."""
     names = draw(st.lists(st.sampled_from(_names(kinds)), max_size=draw(st.sampled_from((1, 3, 6)))))
     document = {name: item for name, made in always.items() if not values.seldom(draw, 40) and (item := draw(made)) is not None}
-    document |= {name: draw(values.value(kinds[name])) for name in names}
+    for name in names:
+        section = SECTIONS.get(name)
+        document[name] = draw(values.seldom_spoiled(section)) if section and draw(st.booleans()) else draw(values.value(kinds[name]))
     if values.seldom(draw, 10):
         document[draw(st.sampled_from((*strange, *values.ODD_TEXTS)))] = draw(values.odd())
     return document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -109,3 +110,24 @@ def test_a_number_of_processes_that_is_none_is_asked_for(written):
     words = f"NPROC_PER_NODE={written} swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --max_length 2048".split()
     with pytest.raises(InputError, match="NPROC_PER_NODE is .*: a number of GPUs or nodes is needed"):
         readers.read(words=words)
+
+
+AXOLOTL = {"base_model": "Qwen/Qwen2.5-VL-7B-Instruct", "sequence_len": 8192, "micro_batch_size": 1, "adapter": "lora", "lora_r": 8, "lora_target_linear": True, "bf16": True}
+HUGGING_FACE = {"model_name_or_path": "gpt2", "output_dir": "o", "max_length": 64, "per_device_train_batch_size": 1}
+
+
+@pytest.mark.parametrize("keys, message", [
+    (AXOLOTL | {"processor_kwargs": {"max_pixels": 0}}, "processor_kwargs has 0: a number of pixels must be at least 1"),
+    (AXOLOTL | {"processor_kwargs": {"max_pixels": -5}}, "processor_kwargs has -5: a number of pixels must be at least 1"),
+    (AXOLOTL | {"processor_kwargs": {"max_pixels": 10**400}}, "processor_kwargs has 1000.*: a number of pixels must be at most"),
+    (AXOLOTL | {"processor_kwargs": {"max_pixels": True}}, "processor_kwargs has True: a number of pixels must be a whole number"),
+    (AXOLOTL | {"image_size": -3}, "image_size has -3: a number of pixels must be at least 1"),
+    (AXOLOTL | {"lora_target_linear": False, "lora_target_modules": True}, "lora_target_modules is True: a list of names of layers is needed"),
+    *((HUGGING_FACE | {"accelerator_config": {"gradient_accumulation_kwargs": item}}, "gradient_accumulation_kwargs .*: a section of keys is needed")
+      for item in (5, "abc", [1], True)),
+])
+def test_values_inside_sections_have_their_type(keys, message, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(keys))
+    with pytest.raises(InputError, match=message):
+        readers.read(path=str(file), options={"image_size": "768x1024"} if "base_model" in keys else None)
