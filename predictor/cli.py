@@ -27,6 +27,8 @@ ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution",
 
 ALSO_CALLED = {"config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from"}
 """Words for options, besides those for the keys of a workload."""
+MODEL = ("model", "model_name", "model_name_or_path", "model_id")
+"""Options of other programs for what is MODEL here."""
 NO_EFFECT = {"lr", "learning_rate", "epochs", "num_train_epochs", "warmup_ratio", "warmup_steps", "seed", "output_dir",
              "save_steps", "logging_steps", "report_to", "run_name"}
 """Options of trainers that do not change memory."""
@@ -145,6 +147,8 @@ def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
     word = name.strip("-").replace("-", "_")
     if word in NO_EFFECT:
         return ": it does not change memory; leave it out"
+    if word in MODEL and any(action.dest == "model" for action in parser._actions if not action.option_strings):
+        return ": give the model as it is, without an option"
     option = ALSO_CALLED.get(word) or "--" + keys.ALSO_CALLED.get(word, "").replace("_", "-")
     hint = f' (did you mean "{option}"?)' if option in options else nearest(name, options) if name[:1] == "-" else ""
     return hint or f" (see {parser.prog} --help)"

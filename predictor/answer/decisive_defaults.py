@@ -57,12 +57,19 @@ def assumed_gpus(source: Source | None, filled_in: Collection[str], engine: str,
 
 
 def _pictures(prediction: Prediction) -> Iterator[str]:
-    """The size of the pictures, where only the largest that the framework lets through is known."""
+    """The size of the pictures, where only the largest that the framework lets through is known, or it resizes those of
+    an option."""
     source, images = prediction.source, prediction.workload.get("images_per_sample")
-    if source and images and "image_size" not in source.applied and any(
-            row.key == "image_size" and row.origin != OVERRIDDEN for row in source.values):
-        yield (f"Assumed pictures of {prediction.workload['image_size']} pixels a side, {images} a sample, the largest "
-               f"that {source.framework.partition(' (')[0]} lets through: give --image-size, --images-per-sample.")
+    row = next((row for row in source.values if row.key == "image_size" and row.origin != OVERRIDDEN), None) \
+        if source and images else None
+    if source is None or row is None:
+        return
+    name, size = source.framework.partition(" (")[0], prediction.workload["image_size"]
+    if "image_size" in source.applied:
+        yield f"Assumed pictures of {size} pixels a side ({row.because}): change {row.names[0]} for larger ones."
+    else:
+        yield (f"Assumed pictures of {size} pixels a side, {images} a sample, the largest that {name} lets through: "
+               "give --image-size, --images-per-sample.")
 
 
 def _optimizer(prediction: Prediction) -> Iterator[str]:

@@ -355,8 +355,8 @@ class MaximumLoad:
             that takes no tokens.
         search_limits: sentences that say where a search ended for another reason than memory, at a size that a learned
             formula was not recorded at, or with larger sizes that were not all tried.
-        cautions: name of one of these loads -> what the user's framework may take beyond it, where it is enough to
-            change that it surely fits.
+        cautions: name of one of these loads -> what the user's loop or framework may take beyond it, where that is
+            enough to change that it surely fits.
     """
 
     per_device_train_batch_size: int

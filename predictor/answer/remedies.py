@@ -28,6 +28,8 @@ OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 300_000, 10_000
 """About how many events of an engine's own, of ZeRO-3's own, and traced ones are composed in a second."""
 ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
+TOGETHER = Change("several changes together", {}, "")
+"""Stands for all changes that were not made together."""
 MOST_TOGETHER = 4
 """Changes that are made together at most."""
 MOST_BASES = 4
@@ -301,7 +303,7 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
         chosen = bases[:MOST_BASES]
         for base in chosen if lowest in chosen else [*chosen[:-1], lowest]:
             if (quick or found and not every) and start.tried.before.seconds >= MOST_SECONDS:
-                break
+                return found or [_Trial(start.asked, (TOGETHER,), {}).for_later()] * (len(fitting) < ENOUGH)
             for row in _singles(base, progress, quick=quick, fitting=fitting):
                 if row.fits:
                     if all(row.keys.keys() != other.keys.keys() for other in found):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer import largest_size
-from predictor.answer.cautions import of_framework
+from predictor.answer.cautions import cautions
 from predictor.answer.largest_size import (
     Attempt,
     Tried,
@@ -22,6 +22,7 @@ from predictor.answer.largest_size import (
 from predictor.answer.prediction import Caution, MaximumLoad
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
+from predictor.jobs.survival import FITS
 from predictor.jobs.training_job import Job
 from predictor.workload.limits import MOST_SAMPLES, MOST_TOKENS
 from predictor.workload.samples import Samples
@@ -34,7 +35,7 @@ class Load(NamedTuple):
     Attributes:
         size: the largest that surely fits; 0 if none does.
         limits: sentences about what is not predicted or was not tried.
-        caution: what the user's framework may take beyond it, where it is enough to change that it fits.
+        caution: what the user's loop or framework may take beyond it, where it is enough to change that it fits.
     """
 
     size: int
@@ -131,7 +132,7 @@ class Search:
     def _load(self, attempt: Attempt, size: int, limits: tuple[str, ...]) -> Load:
         tried = attempt(size)
         assert isinstance(tried, Tried)  # it fits
-        return Load(size, limits, next(of_framework(tried.job, self.workload.source, tried.reserved.most), None))
+        return Load(size, limits, next(iter(cautions(tried.job, FITS, tried.reserved.most)), None))
 
 
 def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:

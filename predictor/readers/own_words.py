@@ -154,7 +154,7 @@ class OwnWords:
             own = own_deepspeed.of_workload(rest)
             config = config if own is None else {**config, **own}
             rest = {} if own is not None else rest
-        for key, item in rest.items():
+        for key, item in sorted(rest.items(), key=lambda change: change[0] == "quantization"):  # it refines a recipe
             if key in FOLLOWING and item is None:
                 continue
             found = _own(self.form, key, item, now) if now is not None else None
@@ -166,7 +166,7 @@ class OwnWords:
         if in_config is None:
             return None
         more, document = in_config
-        return [*dict.fromkeys([*edits, *more])], document
+        return list({(edit.name, edit.place): edit for edit in [*edits, *more]}.values()), document
 
     def _environment(self, conf: str | None) -> Iterator[Edit]:
         if conf is not None:

@@ -23,13 +23,14 @@ def sentences(prediction: Prediction) -> list[str]:
 
 
 def _cautions(load: MaximumLoad) -> list[str]:
-    """One sentence about the load with which the user's framework may take the most beyond what is predicted."""
+    """Sentences about the load with which the user's loop or framework may take the most beyond what is predicted."""
     if not load.cautions:
         return []
     name, most = max(load.cautions.items(), key=lambda row: row[1].more_bytes)
     at, *others = (_AT[one].format(getattr(load, one)) for one in (name, *(load.cautions.keys() - {name})))
     also = f"; likewise at {' and '.join(sorted(others))}" if others else ""
-    return [f"Caution: {most.text} (at {at}{also}), more than the {size_text(most.free_bytes)} that stay free."]
+    return [f"Caution: {most.text}. At {at} this may take {size_text(most.more_bytes)} more, and "
+            f"{size_text(most.free_bytes)} stay free{also}."]
 
 
 def _batch(load: MaximumLoad) -> str:

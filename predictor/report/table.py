@@ -86,10 +86,11 @@ def tail(console: Console, prediction: Prediction) -> None:
 
 
 def calibration(prediction: Prediction) -> list[str]:
-    """A sentence about the profile and its intervals; empty without a profile."""
+    """A sentence about the profile and its intervals; without a profile, that there are none."""
     profile = prediction.provenance.get("profile")
     if not profile:
-        return []
+        return ["Calibration: none for this job: how far off requested, allocated and reserved bytes may be was not "
+                "measured, which makes them no surer."]
     levels = {counter: f"{level:.0%}" for counter, level in profile["level"].items() if level is not None}
     outside = [counter for counter, level in profile["level"].items() if level is None]
     held = f"; intervals hold {' or '.join(sorted({*levels.values()}))} of held-out jobs" if levels else \

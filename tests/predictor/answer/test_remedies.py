@@ -307,6 +307,14 @@ def test_what_fits_alone_is_not_combined_with_more(keys):
                    for alone in judged for more in judged if len(alone.changes) == 1 < len(more.changes))
 
 
+def test_changes_that_there_was_no_time_to_make_together_are_named(monkeypatch):
+    monkeypatch.setattr("predictor.answer.remedies.MOST_SECONDS", 0)
+    judged = remedies(Workload(**LLAVA, capacity_bytes=48 << 30))
+    together = [remedy for remedy in judged if remedy.changes == ("several changes together",)]
+    assert [(remedy.fits, remedy.needs_time) for remedy in together] == [(None, True)]
+    assert not any(len(remedy.changes) > 1 for remedy in judged)
+
+
 def test_of_unequal_gpus_the_remedies_are_those_of_the_one_where_the_job_fits_worst():
     workload = Workload(**LLAVA | {"zero_stage": 2, "data_parallel_size": 8, "gpu": "a100-80gb"})
     found = with_remedies(predict(workload, also_gpus=["l40s"]), workload).remedies

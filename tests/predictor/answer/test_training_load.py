@@ -211,3 +211,10 @@ def test_the_largest_loads_say_what_the_users_framework_may_take_beyond_them():
     assert load.cautions["per_device_train_batch_size"] in predict(at).cautions
     assert load.cautions["sequence_length"].more_bytes == 16 * load.sequence_length << 18
     assert sum(line.startswith("Caution: its loss copies") for line in sentences(found)) == 1
+
+
+def test_the_largest_batch_has_the_loop_s_caution_of_its_prediction():
+    workload = Workload(model="llava-1.5-7b", recipe="lora", sequence_length=2048, gpu="rtx-4090")
+    load = predict(workload, maximum_load=True).maximum_load
+    at = workload.replace(per_device_train_batch_size=load.per_device_train_batch_size)
+    assert load.cautions["per_device_train_batch_size"] == predict(at).cautions[0]

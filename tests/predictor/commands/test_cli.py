@@ -107,6 +107,7 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
     (["predict", "m", "--sequence-length"], "argument --sequence-length: expected one argument (see peakcast predict --help)"),
     (["predict", "m", "--batch-size", "3"],
      'unknown argument "--batch-size" (did you mean "--per-device-train-batch-size"?)'),
+    (["predict", "--model", "m"], 'unknown argument "--model": give the model as it is, without an option'),
     (["predict", "m", "--gpus", "2"], 'unknown argument "--gpus" (did you mean "--data-parallel-size"?)'),
     *(([command, "m", f"--{said}", "2"], f'unknown argument "--{said}" (did you mean "--{ours}"?)')
       for command in ("predict", "plan", "explain", "measure") for said, ours in (

@@ -66,6 +66,8 @@ def of(form: str, directory: Path, **changes):
     ("axolotl", {"optim": "adamw_bnb_8bit"}, "optimizer: adamw_bnb_8bit"),
     ("axolotl", {"gradient_checkpointing": True}, "gradient_checkpointing: true"),
     ("axolotl", QLORA, "adapter: qlora, lora_r: 8, lora_alpha: 8, lora_target_linear: true, load_in_4bit: true"),
+    ("axolotl", QLORA | {"recipe": "lora"},
+     "adapter: qlora, lora_r: 8, lora_alpha: 8, lora_target_linear: true, load_in_4bit: true"),
     ("axolotl", {"attn_implementation": "sdpa", "recipe": "lora"},
      "flash_attention: false, sdp_attention: true, adapter: lora, lora_r: 8, lora_alpha: 8, lora_target_linear: true"),
     ("transformers", {"attn_implementation": "sdpa"}, "attn_implementation: sdpa"),

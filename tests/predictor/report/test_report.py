@@ -106,6 +106,8 @@ backward                 43.00      2   aten::mm   language_model.layers.31.mlp.
 optimizer_step           26.00      2   adamw
 
 Answered by: shipped formula.
+Calibration: none for this job: how far off requested, allocated and reserved bytes may be was not
+  measured, which makes them no surer.
 Defaults: recipe finetune, padding none, gradient_accumulation_steps 1, dtype bf16, mixed_precision
   none, attn_implementation sdpa, sdpa_backend auto, gradient_checkpointing true,
   gradient_checkpointing_kwargs use_reentrant=false, use_liger_kernel false, optim
