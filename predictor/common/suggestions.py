@@ -80,7 +80,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
     bare = {_bare(candidate): candidate for candidate in known}
     wrong = _bare(str(name)[:100])
     likely = difflib.get_close_matches(wrong, bare, n=1, cutoff=0.6)
-    if not likely and len(wrong) > 3:
+    if not likely and len(wrong) > 2:
         likely = sorted((candidate for candidate in bare if wrong in candidate), key=lambda name: (len(name), name))
     return f' (did you mean "{bare[likely[0]]}"?)' if likely else ""
 

@@ -80,7 +80,8 @@ def _of_hub(model: str) -> ModelConfig:
             return found
     if name is None:
         of_owner = is_id and "/" in model
-        near = nearest(hub_ids.without_suffixes(model)[-1] if of_owner else model, known_names())
+        part = hub_ids.without_suffixes(model)[-1] if of_owner else model
+        near = nearest(part, known_names()) if len(part) > 3 or not of_owner else ""
         where = ", no such directory or config.json, and not in the local Hugging Face cache" if of_owner else \
             " and no such directory or config.json"
         raise InputError(f"model {model[:200]!r}: not a known name{near}{where}; peakcast models lists the names")

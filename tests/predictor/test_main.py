@@ -39,7 +39,9 @@ sys.exit(main())
 
 @pytest.mark.parametrize("program", [IMPORTING, RUNNING, LOST, ENDING], ids=["importing", "running", "lost", "ending"])
 def test_an_interrupt_ends_the_process_quietly(program):
-    head = "import atexit, signal, sys, time\nfrom predictor.__main__ import main\n"
+    head = "import atexit, signal, sys, time\n"
+    head += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also where the shell has it ignored
+    head += "from predictor.__main__ import main\n"
     head += "" if program is IMPORTING else "from predictor import cli\n"
     done = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -155,7 +155,7 @@ def test_a_step_that_cannot_be_predicted_leaves_the_rest_of_the_page(capsys, con
 
 @pytest.mark.parametrize("change, said", [
     ({"model_type": "no_such_model"}, "cannot build it"),
-    ({"text_config": {"model_type": "llama", "hidden_size": -1}}, "cannot build it"),
+    ({"text_config": {"model_type": "llama", "hidden_act": "no_such_function"}}, "cannot build it"),
 ], ids=["missing-class", "wrong-config"])
 def test_a_model_that_cannot_be_built_is_one_line(tmp_path, capsys, change, said):
     path = tmp_path / "config.json"

@@ -202,9 +202,9 @@ def odd(**changes) -> str:
 
 FILES = [
     (odd(vision_config=[1]), "cannot build it"),
-    (odd(vision_config={"image_size": -28}), "cannot be traced"),
+    (odd(vision_config={"image_size": -28}), "vision_config.image_size is -28: give a whole number from 1"),
     (odd(vision_config={"patch_size": 64}), "cannot be traced"),
-    (odd(vision_config={"patch_size": 0}), "cannot"),
+    (odd(vision_config={"patch_size": 0}), "vision_config.patch_size is 0: give a whole number from 1"),
     (odd(vision_feature_layer=99), "cannot be traced"),
     (odd(quantization_config={"load_in_4bit": True}), "quantization_config is not supported"),
     ("1" * 6000, "not valid JSON"),
