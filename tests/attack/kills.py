@@ -370,15 +370,24 @@ def large_files() -> list[str]:
     return wrong
 
 
+def _traced(directory: Path) -> tuple[Any, Path]:
+    """The answer about a small model that is traced in this directory, and its formula's file in the cache.
+
+    Raises:
+        RuntimeError: it is not traced.
+    """
+    _small_model(directory)
+    if (found := _one_line(*ended(TRACE, directory), 0)):
+        raise RuntimeError("; ".join(found))
+    return _answer(directory), next((directory / "cache/formulas").glob("*.npz"))
+
+
 def damaged_cache() -> list[str]:
     """Any damage to a formula in the cache is noticed: the answer is that of the whole file."""
     wrong, draw = [], random.Random(1)
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         directory = Path(place)
-        _small_model(directory)
-        if (found := _one_line(*ended(TRACE, directory), 0)):
-            return found
-        expected, [file] = _answer(directory), [path for path in (directory / "cache/formulas").glob("*.npz")][:1]
+        expected, file = _traced(directory)
         content = file.read_bytes()
         for _ in range(4):
             data = bytearray(content)
@@ -419,10 +428,7 @@ def other_content() -> list[str]:
     wrong = []
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         directory = Path(place)
-        _small_model(directory)
-        if (found := _one_line(*ended(TRACE, directory), 0)):
-            return found
-        expected, [file] = _answer(directory), [path for path in (directory / "cache/formulas").glob("*.npz")][:1]
+        expected, file = _traced(directory)
         content = with_other_content(file)
         file.write_bytes(content)
         wrong += _one_line(*ended(TRACE, directory), 0)
