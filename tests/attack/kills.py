@@ -476,8 +476,15 @@ DISTURBANCES["torn"] = torn
 def main(name: str, how: str = "", first: str = "0", count: str = "1") -> None:
     killer = Killer()
     kills = {str(number): killer.kill(name, number, signal.Signals[how]) for number in range(int(first), int(first) + int(count))} if how else {
-        "": DISTURBANCES[name]()}
+        "": _disturbed(name)}
     print(json.dumps(kills))
+
+
+def _disturbed(name: str) -> list[str]:
+    try:
+        return DISTURBANCES[name]()
+    except RuntimeError as error:
+        return [str(error)]
 
 
 if __name__ == "__main__":
