@@ -357,6 +357,8 @@ class MaximumLoad:
             formula was not recorded at, or with larger sizes that were not all tried.
         cautions: name of one of these loads -> what the user's loop or framework may take beyond it, where that is
             enough to change that it surely fits.
+        cautious: name of such a load -> a smaller one that fits even then; 0 if none was found. Absent where each size
+            needs a trace.
     """
 
     per_device_train_batch_size: int
@@ -364,6 +366,7 @@ class MaximumLoad:
     sequence_length: int | None
     search_limits: tuple[str, ...] = ()
     cautions: Mapping[str, Caution] = field(default_factory=dict)
+    cautious: Mapping[str, int] = field(default_factory=dict)
 
 
 def _deprecated(name: str, interval: str) -> property:

@@ -36,11 +36,13 @@ class Load(NamedTuple):
         size: the largest that surely fits; 0 if none does.
         limits: sentences about what is not predicted or was not tried.
         caution: what the user's loop or framework may take beyond it, where it is enough to change that it fits.
+        cautious: the largest that was found to fit even then; 0 if none was, None without a caution.
     """
 
     size: int
     limits: tuple[str, ...]
     caution: Caution | None = None
+    cautious: int | None = None
 
 
 DECIDE_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu")
@@ -74,12 +76,12 @@ class Search:
             expandable = expandable._replace(limits=() if expandable.size == batch.size else expandable.limits)
         if self.job.shape.sequence:
             length = self._longest_sequence()
-        searched = [load for load in (batch, expandable, length) if load]
         names = (field.name for field in fields(MaximumLoad))
+        searched = {name: load for name, load in zip(names, (batch, expandable, length)) if load}
         return MaximumLoad(batch.size, expandable and expandable.size, length and length.size,
-                           tuple(limit for load in searched for limit in load.limits),
-                           {name: load.caution for name, load in zip(names, (batch, expandable, length))
-                            if load and load.caution})
+                           tuple(limit for load in searched.values() for limit in load.limits),
+                           {name: load.caution for name, load in searched.items() if load.caution},
+                           {name: load.cautious for name, load in searched.items() if load.cautious is not None})
 
     def largest_batch(self) -> Load:
         """The largest batch that fits."""
@@ -101,7 +103,7 @@ class Search:
         size = found.size or int(fits(attempt, 1))
         if not size:
             return Load(0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1))))
-        return self._load(attempt, size, (
+        return _load(attempt, size, given, (
             *_less_sure("Batch", attempt, size), *may_fit_too(f"{larger} of", found),
             *not_predicted(larger, reason(attempt, size + 1))))
 
@@ -119,20 +121,41 @@ class Search:
         longest = largest_size.longest_that_fits(attempt, least, most)
         found = longest.size
         if self.samples is not None and found == int(self.samples.tokens.max()):
-            return self._load(attempt, found, (f"No sample has more than {found:,} tokens.",))
+            return _load(attempt, found, given, (f"No sample has more than {found:,} tokens.",))
         if not found:
             return Load(0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1))))
         configured = self.job.request.config.positions if self.job.request.config else None
         beyond = () if found <= (configured or found) else (
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
-        return self._load(attempt, found, (
+        return _load(attempt, found, given, (
             *beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
             *not_predicted("Longer sequences", reason(attempt, found + 1))))
 
-    def _load(self, attempt: Attempt, size: int, limits: tuple[str, ...]) -> Load:
-        tried = attempt(size)
-        assert isinstance(tried, Tried)  # it fits
-        return Load(size, limits, next(iter(cautions(tried.job, FITS, tried.reserved.most)), None))
+
+def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...]) -> Load:
+    """A load that fits, with its caution and the largest load that fits even then.
+
+    That is searched by halves, from the given load up if that one fits so, where no size needs a trace.
+    """
+    caution, tried = _caution(attempt, size), attempt(size)
+    if caution is None or isinstance(tried, InputError) or not tried.is_quick:
+        return Load(size, limits, caution)
+
+    def fits_even_then(smaller: int) -> bool:
+        return fits(attempt, smaller) and _caution(attempt, smaller) is None
+
+    low, high = given if given < size and fits_even_then(given) else 0, size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits_even_then(middle) else (low, middle)
+    return Load(size, limits, caution, low)
+
+
+def _caution(attempt: Attempt, size: int) -> Caution | None:
+    """What the user's loop or framework may take beyond a load that fits, where it is enough to change that."""
+    tried = attempt(size)
+    assert isinstance(tried, Tried)  # it fits
+    return next(iter(cautions(tried.job, FITS, tried.reserved.most)), None)
 
 
 def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:

@@ -123,11 +123,6 @@ def emit(path: str | None, text: str) -> None:
         sys.stdout.write(text)
 
 
-def progress(shapes: Sequence[Any]) -> Iterable[Any]:
-    """The shapes to trace, with a progress bar if stderr is a terminal."""
-    return bar(shapes, "Tracing the model (once; kept for next time)")
-
-
 def bar(items: Sequence[Any], description: str) -> Iterable[Any]:
     """The items, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
@@ -154,11 +149,17 @@ class Told:
     def tracing(self, shapes: Sequence[Any]) -> Iterable[Any]:
         """The shapes to trace, with a progress bar if stderr is a terminal, else with lines."""
         if sys.stderr.isatty():
-            yield from progress(shapes)
+            yield from bar(shapes, "Tracing the model (once; kept for next time)")
             return
         for number, shape in enumerate(shapes, start=1):
             self(partial(TRACING.format, number, len(shapes)))
             yield shape
+
+
+def progress(shapes: Sequence[Any]) -> Iterable[Any]:
+    """The shapes to trace, shown by themselves: as :meth:`Told.tracing`, with the first line after :data:`EVERY`
+    seconds."""
+    return Told().tracing(shapes)
 
 
 def searching(limit_bytes: int) -> None:

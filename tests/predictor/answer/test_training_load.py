@@ -210,7 +210,11 @@ def test_the_largest_loads_say_what_the_users_framework_may_take_beyond_them():
     at = workload.replace(per_device_train_batch_size=load.per_device_train_batch_size)
     assert load.cautions["per_device_train_batch_size"] in predict(at).cautions
     assert load.cautions["sequence_length"].more_bytes == 16 * load.sequence_length << 18
-    assert sum(line.startswith("Caution: its loss copies") for line in sentences(found)) == 1
+    said, = (line for line in sentences(found) if line.startswith("Caution: its loss copies"))
+    even_then = load.cautious["per_device_train_batch_size"]
+    assert f"Even then batch {even_then}" in said
+    for batch, cautions in ((even_then, 0), (even_then + 1, 1)):
+        assert len(predict(workload.replace(per_device_train_batch_size=batch)).cautions) == cautions
 
 
 def test_the_largest_batch_has_the_loop_s_caution_of_its_prediction():

@@ -162,3 +162,9 @@ def test_long_work_tells_a_plain_line_every_ten_seconds(monkeypatch, capsys, sec
     told(lambda: "what is known")
     told(lambda: "and again at once")
     assert capsys.readouterr().err == lines
+
+
+def test_a_long_trace_says_which_shape_it_has_reached_where_stderr_is_no_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(output, "EVERY", 0)
+    assert [*output.progress("ab")] == ["a", "b"]
+    assert capsys.readouterr().err == "".join(output.TRACING.format(number, 2) + "\n" for number in (1, 2))
