@@ -175,15 +175,18 @@ class EventList(Sequence[Event]):
         return digest.digest()
 
     def is_consistent(self, *more: Rows) -> bool:
-        """Whether all columns have one length and all row indices, also those of ``more``, are in range.
+        """Whether all columns have one length and whole numbers, and all row indices, also those of ``more``, are in
+        range.
 
         Lists that come from files are checked with it, because a file may be damaged.
         """
         buffers, names, sizes = self.buffers, len(self.names), self.sizes
         limits = [(self.buffer, len(buffers)), (buffers.size, len(sizes)), (buffers.module, names),
                   (buffers.operator, names), (buffers.factor, len(FACTORS)), (self.moment, len(MOMENTS)), *more]
-        return (len({len(column) for column in (self.kind, self.buffer, self.moment, self.step)}) == 1
-                and len({len(column) for column in buffers.by_name().values()}) == 1
+        events, columns = (self.kind, self.buffer, self.moment, self.step), tuple(buffers.by_name().values())
+        return (len({len(column) for column in events}) == 1 and len({len(column) for column in columns}) == 1
+                and all(np.issubdtype(column.dtype, np.integer)
+                        for column in (*events, *columns, sizes.coefficients, *(rows for rows, _ in limits)))
                 and sizes.coefficients.shape[1:] == (len(sizes.terms),)
                 and all(len(rows) == 0 or 0 <= rows.min() <= rows.max() < limit for rows, limit in limits))
 

@@ -21,6 +21,8 @@ MOST_BYTES = 500 << 20
 
 Of inputs that transformers reads, only what the input adds counts: the import of transformers and torch takes some 700 MB
 and 5 s, which no input can change. The process that renders chat templates has a limit of its own."""
+MEMORY = "memory"
+"""Beginning of the problem of an input that took more."""
 HANGS_SECONDS = 60
 """After so many seconds of the clock an input is ended, whatever it waits for."""
 LONGEST_LINE = 3_000
@@ -56,7 +58,7 @@ def judge(given: Input, directory: Path, tokenized: bool = False) -> Judgement:
     if found.problem is None and found.seconds > MOST_SECONDS:
         return replace(found, problem=f"slow: {found.seconds:.1f} s")
     if found.problem is None and found.peak_bytes > MOST_BYTES:
-        return replace(found, problem=f"memory: {found.peak_bytes >> 20} MiB")
+        return replace(found, problem=f"{MEMORY}: {found.peak_bytes >> 20} MiB")
     return found
 
 

@@ -1,10 +1,12 @@
 """A process that makes and judges a batch of inputs of one format, and prints what it found as one line of JSON.
 
     python -m tests.attack.worker FORMAT DIRECTORY SEED INPUTS [--branches FILE] [--until-first]
+    python -m tests.attack.worker --current DIRECTORY
 
 Before an input is judged it is written to ``current.json`` in the directory, so that one that ends the process is
 known. ``--branches`` names a file for the branches that were reached, as coverage.py keeps them; ``--until-first`` ends
-the batch at its first finding.
+the batch at its first finding. An input after which this process holds too much memory is judged once more, by the second
+command in a process of its own, because earlier inputs leave some behind.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,10 @@ class Enough(BaseException):
 
 def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bool = False) -> dict[str, Any]:
     """Judges inputs, which a format and a seed decide, and counts what became of them."""
+    from tests.attack import programs
     from tests.attack.formats import each
     from tests.attack.inputs import Input
-    from tests.attack.judge import judge
+    from tests.attack.judge import MEMORY, Judgement, judge
     from tests.attack.targets import TOKENIZED, imported, nothing_traced
 
     tokenized = grammar in TOKENIZED
@@ -47,6 +51,8 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     def judged(given: Input) -> None:
         (directory / CURRENT).write_text(json.dumps(given.to_json()))
         found = judge(given, inside, tokenized)
+        if not tokenized and found.problem and found.problem.startswith(MEMORY):
+            found = Judgement(**programs.answer("worker", "--current", directory))
         done["inputs"] += 1
         done["refused"] += found.refused
         done["seconds"], done["bytes"] = max(done["seconds"], found.seconds), max(done["bytes"], found.peak_bytes)
@@ -62,7 +68,21 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     return done | {"seconds": round(done["seconds"], 2)}
 
 
+def alone(directory: Path) -> dict[str, Any]:
+    """The judgement of the input in the directory's ``current.json``, of which this process has judged no other."""
+    from tests.attack.inputs import Input
+    from tests.attack.judge import judge
+    from tests.attack.targets import nothing_traced
+
+    inside = directory / "inside"
+    with nothing_traced(False):
+        return asdict(judge(Input.from_json(json.loads((directory / CURRENT).read_text())), inside))
+
+
 def main(words: list[str]) -> None:
+    if words[0] == "--current":
+        print(json.dumps(alone(Path(words[1]))))
+        return
     parser = argparse.ArgumentParser()
     for name in ("grammar", "directory", "--branches"):
         parser.add_argument(name)

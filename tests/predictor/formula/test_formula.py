@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.common import gpus
+from predictor.common import arrays, gpus
 from predictor.common.errors import InputError
 from predictor.events import regimes, workspaces
 from predictor.events.regimes import Amount, Regime
@@ -139,6 +139,15 @@ def test_a_damaged_formula_file_is_one_clear_line(tmp_path, damage):
     with pytest.raises(InputError, match="not a formula file") as caught:
         formula.load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["buffer_module", "buffer_size", "moment", "ready", "coefficients"])
+def test_columns_of_other_than_whole_numbers_are_refused(tmp_path, name):
+    (tmp_path / "f.npz").write_bytes(formula.to_bytes(made(key())))
+    columns, _ = arrays.load(tmp_path / "f.npz")
+    (tmp_path / "f.npz").write_bytes(arrays.to_bytes(columns | {name: columns[name].astype(np.float64)}))
+    with pytest.raises(InputError, match="not a formula file"):
+        formula.load(tmp_path / "f.npz")
 
 
 @pytest.mark.parametrize("term", [[1, 0], [1, 0, {}], [1.5, 0, 0], [True, 0, 0], ["cublas_workspace", [[[[0, 0], 1]]]],
