@@ -71,6 +71,8 @@ NEED_TORCH = (
     "test_what_transformers_says_of_a_configuration_is_plain",
 )
 """Tests of quick files that import torch all the same: they are not quick."""
+FIRST = ("test_types.py", "replay/test_replay_set.py", "predictor/explore/test_explore.py", "predictor/explore/test_explore_scripts.py")
+"""Files that take long and come first, so that of several processes none works on one of them when the others have ended."""
 REPLAY_SHARE = 20
 """One in so many requests of the replay set is quick."""
 
@@ -88,7 +90,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the quick tests and the long ones."""
+    """Marks the quick tests and the long ones, and puts the files first that take the longest."""
+    items.sort(key=lambda item: item.path.relative_to(HERE).as_posix() not in FIRST)
     requests = 0
     for item in items:
         if is_long(item.path.relative_to(HERE).as_posix(), item.name):
