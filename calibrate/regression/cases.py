@@ -80,9 +80,14 @@ class Case:
     @cached_property
     def identity(self) -> str:
         """Text that is equal for two measurements of the same job: workload, rank, GPU, software, completion."""
-        versions = {name: (self.software.get(name) or "").split("+")[0] for name in PINNED}
+        versions = {name: self.versions.get(name, "") for name in PINNED}
         workload = self.workload.resolved() | {"model": self.model}
         return json.dumps([workload, self.measured_on, self.gpu, versions, self.completion], sort_keys=True)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The releases of ``software`` on which predictions depend, without local labels such as ``+cu130``."""
+        return {name: version.split("+")[0] for name in PINNED if (version := self.software.get(name))}
 
     @cached_property
     def id(self) -> str:

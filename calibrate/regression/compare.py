@@ -112,15 +112,19 @@ class Comparison:
 
 
 def compare(case: Case, profile: str | None = None) -> Comparison:
-    """Predicts the job of a case.
+    """Predicts the job of a case, in the releases that it was measured with.
 
     Args:
         profile: path of a profile, ``none``, or None for the one that ``predict`` would choose.
 
     Raises:
-        InputError: the job cannot be predicted, as the predictor does not know its engine, model or a setting.
+        InputError: the job cannot be predicted, as the predictor does not know its engine, model or a setting, or must
+            trace it and has other releases.
     """
-    job = dispatch.prepare(case.workload.replace(profile=profile))
+    workload = case.workload.replace(profile=profile)
+    if "versions" in workload.filled_in:
+        workload = workload.replace(versions={**workload.versions, **case.versions})
+    job = dispatch.prepare(workload)
     run, ends = _played(job, case)
     reserved = [end.peak_reserved_bytes for end in ends]
     low, high = (min(reserved), max(reserved)) if len(ends) > 1 else (None, None)

@@ -14,10 +14,12 @@ from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
 from predictor.course.course import Request, Simulation
 from predictor.formula import learned
+from predictor.jobs import dispatch
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 
+@dispatch.or_installed
 def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
                    tell: Callable[[str], None] = lambda _: None) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.

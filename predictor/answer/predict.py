@@ -23,6 +23,7 @@ from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 
+@dispatch.or_installed
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
             also_gpus: Sequence[str] = (), loops: bool = False, progress: Progress | None = None,

@@ -228,7 +228,7 @@ def require(config: ModelConfig, key: Key) -> None:
     sizes = ", ".join(f"{height}x{width}" for height, width in store.shipped_sizes(key))
     missing = f"no shipped formula for {config.name} with these settings" + (
         f" and pictures of this size (shipped: {sizes}, as the model's processor resizes them)" if sizes else "")
-    _installed(missing, packages, "peakcast[trace]", "give --versions {package}={found}")
+    _installed(missing, packages, "peakcast[trace]", "give --versions {}")
     if key.liger:
         _installed(missing, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
 
@@ -247,12 +247,18 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
     """
     from importlib import metadata  # here, because a shipped formula needs no packages
 
+    others = {}
     for package, version in packages.items():
         try:
             installed = metadata.version(package)
         except metadata.PackageNotFoundError:
             raise InputError(f"{missing}, and tracing it needs {package}: {pip_install(source)}") from None
         if installed.split("+")[0] != version:
-            raise OtherReleases(f"versions: {package} {installed} is installed, but tracing for {version} needs that "
-                                f"version: install it, or {otherwise.format(package=package, found=installed)}",
-                                installed_versions.versions())
+            others[package] = installed
+    if others:
+        needed, here = (" and ".join(f"{package} {which[package]}" for package in others)
+                        for which in (packages, others))
+        found = " ".join(f"{package}={installed}" for package, installed in others.items())
+        raise OtherReleases(f"versions: tracing for {needed} needs these releases, and here is {here}: install them, "
+                            f"name a Python that has them (--python), or {otherwise.format(found)}",
+                            installed_versions.versions())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from types import ModuleType
+from typing import Concatenate, ParamSpec, TypeVar
 
 from predictor.common.errors import OtherReleases
 from predictor.common.progress import Progress
@@ -12,7 +15,27 @@ from predictor.jobs.training_job import Job
 from predictor.model.request import Request
 from predictor.workload.workload import Workload
 
+More = ParamSpec("More")
+Result = TypeVar("Result")
 
+
+def or_installed(work: Callable[Concatenate[Workload, More], Result]) -> Callable[Concatenate[Workload, More], Result]:
+    """Work on a workload that is done again for the installed releases, where it must trace with them and the workload
+    gives no versions. So all that the work predicts is for the same releases."""
+    @wraps(work)
+    def done(workload: Workload, *more: More.args, **named: More.kwargs) -> Result:
+        try:
+            return work(workload, *more, **named)
+        except OtherReleases as other:
+            if "versions" not in workload.filled_in:
+                raise
+            installed = {name: version for name, version in other.installed.items() if name != "python"}
+            return work(workload.replace(versions={**workload.versions, **installed}), *more, **named)
+
+    return done
+
+
+@or_installed
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """Prepares the job of a workload: finds its formula, and fills in the defaults that depend on the model.
 
@@ -28,14 +51,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     """
     if learned.is_learned_file(workload.model):
         return learned_job.prepare(workload)
-    try:
-        return _of(workload).prepare(workload, progress, one_length=one_length)
-    except OtherReleases as other:
-        if "versions" not in workload.filled_in:
-            raise
-        installed = {name: version for name, version in other.installed.items() if name != "python"}
-        workload = workload.replace(versions={**workload.versions, **installed})
-        return _of(workload).prepare(workload, progress, one_length=one_length)
+    return _of(workload).prepare(workload, progress, one_length=one_length)
 
 
 def resolve(workload: Workload) -> Request:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
+from inspect import signature
 from typing import TYPE_CHECKING, cast
 from unittest.mock import patch
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName  # older releases lack it
 
 GROUP = cast("GroupName", "peakcast_tensor_parallel")
+ARGUMENTS = ("model", "tp_mesh")
+"""Arguments of ``apply_tensor_parallelism``. Later releases (5.24) also take a plan."""
 STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise", "replicated_with_grad_allreduce")
 """Styles of plans that have been compared with a real or emulated GPU."""
 SHARDED = "tensor_model_parallel"
@@ -40,12 +44,16 @@ def shard(model, mesh: DeviceMesh) -> None:
     """Shards a model on meta over a one-dimensional mesh, as one of its ranks; modules get the plan's hooks.
 
     Raises:
-        InputError: the model has no plan or a plan that is not predicted, or the degree does not divide its heads or
-            weights.
+        InputError: the model has no plan or a plan that is not predicted, the degree does not divide its heads or
+            weights, or the installed transformers shards in another way.
     """
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     size = mesh.size()
+    if len(signature(apply_tensor_parallelism).parameters) != len(ARGUMENTS):
+        raise InputError(f"tensor_parallel_size {size}: transformers {version('transformers')} shards in another way "
+                         "than 5.17, which is predicted: install transformers==5.17.0, or name a Python that has it "
+                         "(--python)")
     check_plan(model, size)
     _check_head(model, size)
     check_heads(model, size, "transformers splits none")

@@ -21,6 +21,9 @@ from predictor.workload.generation import Generation
 
 IGNORED = ("labels",)
 """Entries of a training batch that ``generate`` does not take."""
+KEPT = "past_key_values"
+"""The argument of ``generate`` that holds the cache. transformers 5.24 passes it on to the model as ``cache``
+(generation/utils.py)."""
 
 
 def prepare(model) -> None:
@@ -86,13 +89,13 @@ def reply(model, batch: dict[str, torch.Tensor], request: Generation, cache: Any
         number += 1
 
     def after(_module, _args, keywords, _output) -> None:
-        ended(keywords["past_key_values"])
+        ended(keywords["cache" if "cache" in keywords else KEPT])
 
     hooks = [model.register_forward_pre_hook(before, with_kwargs=True),
              model.register_forward_hook(after, with_kwargs=True)]
     model._previous_max_cache_length = -1  # else a static cache would be as long as an earlier call's
     try:
-        past = {} if cache is None else {"past_key_values": cache}
+        past = {} if cache is None else {KEPT: cache}
         return model.generate(**batch, generation_config=config, **past)
     finally:
         for hook in hooks:

@@ -115,6 +115,11 @@ def test_a_job_that_cannot_be_predicted_is_skipped_by_name():
     assert skipped.why.startswith("not predicted: deepspeed: data_types.grad_accum_dtype fp32 is not modelled yet")
 
 
+def test_a_job_is_predicted_for_the_releases_that_measured_it():
+    with pytest.raises(InputError, match=r"tracing for torch 2\.3\.1 needs these releases"):
+        compare(replace(case(keys=KEYS), software={"torch": "2.3.1+cu121", "transformers": "5.17.0"}))
+
+
 def test_nothing_that_can_be_predicted_is_bad_input():
     with pytest.raises(InputError, match="none of 1 measurements can be predicted: made.jsonl:1: not predicted: "):
         report.make([case(keys=REFUSED)])

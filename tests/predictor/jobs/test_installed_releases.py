@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from importlib import metadata
 
+import numpy as np
 import pytest
 
 from predictor import Workload
+from predictor.answer.predict import predict
 from predictor.common.errors import OtherReleases
 from predictor.formula import installed_versions
 from predictor.jobs import dispatch
 from predictor.workload.keys import PINNED
+from predictor.workload.samples import Samples
 from tests.predictor.small import small_llama
 
 pytestmark = pytest.mark.usefixtures("formula_cache")
@@ -34,5 +37,11 @@ def test_the_installed_releases_are_predicted_if_none_are_given(job):
 
 
 def test_given_releases_are_not_replaced(job):
-    with pytest.raises(OtherReleases, match="transformers 5.16.1 is installed, but tracing for 5.17.0 needs that version"):
+    with pytest.raises(OtherReleases, match="tracing for transformers 5.17.0 needs these releases, and here is transformers 5.16.1: install them"):
         dispatch.prepare(job.replace(versions=PINNED))
+
+
+def test_all_batches_of_samples_are_predicted_for_the_installed_releases(job):
+    samples = Samples(np.array([40, 64, 64]), np.zeros(3, dtype=int))
+    found = predict(job.replace(sequence_length=None, per_device_train_batch_size=2), samples=samples)
+    assert found.workload["versions"] == PINNED | {"transformers": INSTALLED}

@@ -160,7 +160,7 @@ BAD = [
     ({"image_size": 56}, "takes 28 only"),
     ({"frozen": ["no.such.module"]}, "matches no parameter"),
     ({"frozen": ["*"]}, "nothing is left to train"),
-    ({"versions": {"torch": "2.0.0"}}, "is installed, but tracing for 2.0.0 needs that version"),
+    ({"versions": {"torch": "2.0.0"}}, "tracing for torch 2.0.0 needs these releases, and here is torch"),
     ({"deepspeed": {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2},
                     "data_types": {"grad_accum_dtype": "fp32"}}}, "grad_accum_dtype fp32 is not modelled"),
 ]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import transformers.distributed.tensor_parallel
 from torch import distributed
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
@@ -37,6 +38,13 @@ def asked(directory, document=None, **changes) -> Workload:
     path.write_text(json.dumps(document or small_config()))
     return Workload(**{"model": str(path), "sequence_length": SEQUENCE, "per_device_train_batch_size": BATCH,
                        "tensor_parallel_size": 2} | changes)
+
+
+def test_a_transformers_that_shards_in_another_way_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(transformers.distributed.tensor_parallel, "apply_tensor_parallelism", lambda model, tp_mesh, tp_plan: model)
+    with pytest.raises(InputError, match="shards in another way than 5.17, which is predicted: install transformers==5.17.0"), \
+            tensor_parallel.on_meta(built(small_llama()), 2):
+        pass
 
 
 @pytest.mark.parametrize("size", [2, 4])
