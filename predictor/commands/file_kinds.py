@@ -73,7 +73,8 @@ def recognized(path: str) -> Kind | None:
 
 
 def is_workload(path: str, from_format: str | None = None) -> bool:
-    """Whether a file has keys of a workload only; a model among them if it may also be of the named format.
+    """Whether a file has keys of a workload only, a model among them if it may also be of the named format; or names its
+    model as a workload does, and has no key that only a framework has.
 
     Raises:
         InputError: it cannot be read.
@@ -81,7 +82,9 @@ def is_workload(path: str, from_format: str | None = None) -> bool:
     if not path.lower().endswith(DOCUMENTS):
         return False
     keys = read_mapping(path, "the configuration").keys()
-    return keys <= KEYS.keys() and ("model" in keys or from_format is None)
+    if keys <= KEYS.keys():
+        return "model" in keys or from_format is None
+    return from_format is None and "model" in keys and not _framework(keys)[0]
 
 
 def _of_keys(document: Mapping[Any, Any]) -> Kind | None:

@@ -6,6 +6,7 @@ size zero can often be built, but its answer means nothing.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,10 @@ LIMITS: dict[str, tuple[int, int]] = {
     "shared_expert_intermediate_size": (0, 1 << 20), "vocab_size": (1, 10_000_000)}
 """Key of a configuration, or of a section of it -> smallest and largest value. The value may be a list of such numbers,
 or null. All other numbers only have to be finite: many keys use 0 or -1 for "none"."""
+LONGEST_KEY = 100
+ONE_LETTER = 0.955
+"""Similarity of a key to one of these, above which it is no other key. The most similar key of a model in transformers
+5.17 is ``patch_sizes``, with 0.952."""
 
 
 def check(document: dict[str, Any], name: str) -> None:
@@ -42,8 +47,10 @@ def check(document: dict[str, Any], name: str) -> None:
         name: the configuration's file, for messages.
 
     Raises:
-        InputError: a number is not finite, or beyond its key's limits.
+        InputError: a number is not finite, or beyond its key's limits; or its key is a slip of one letter, which
+            transformers would ignore.
     """
+    _check_keys(document, name)
     for where, key, value in _values(document):
         if key in LIMITS and value is not None:
             low, high = LIMITS[key]
@@ -54,6 +61,17 @@ def check(document: dict[str, Any], name: str) -> None:
             raise InputError(f"{name}: {where} is {value}: give a finite number")
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise InputError(f"{name}: {where} is {quoted(value, 60)}: give a number that fits into 64 bits")
+
+
+def _check_keys(document: dict[str, Any], name: str) -> None:
+    waiting = [document]
+    while waiting:
+        section = waiting.pop()
+        waiting += [value for value in section.values() if isinstance(value, dict)]
+        for key in (key for key, value in section.items() if type(value) is int and key not in LIMITS):
+            meant = difflib.get_close_matches(key[:LONGEST_KEY], LIMITS, n=1, cutoff=ONE_LETTER)
+            if meant and meant[0] not in section:
+                raise InputError(f"{name}: {quoted(key)} is no key that models have (did you mean \"{meant[0]}\"?)")
 
 
 def _values(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:

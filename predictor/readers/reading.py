@@ -347,12 +347,16 @@ Own = Callable[[Any, Reading], Mapping[str, Any] | None]
 def _is_slip(name: str, hint: str, names: Iterable[str]) -> bool:
     """True if an unknown flag is a misspelt known one.
 
-    A misspelt flag is close to a known name and has a word that no known name has (``learning_rte``). Flags that
-    scripts define themselves consist of known words (``use_lora``).
+    A misspelt flag differs from a known name in one letter of many, or is close to it and has a word that no known name
+    has (``learning_rte``). Flags that scripts define themselves consist of known words (``use_lora``).
     """
-    words = {word for known in names for word in known.split("_")}
-    return _near(name, hint.partition('"')[2].partition('"')[0]) and not words.issuperset(name.split("_"))
+    words, meant = {word for known in names for word in known.split("_")}, hint.partition('"')[2].partition('"')[0]
+    return _near(name, meant, ONE_LETTER) or _near(name, meant) and not words.issuperset(name.split("_"))
 
 
-def _near(name: str, known: str) -> bool:
-    return difflib.SequenceMatcher(None, name, known).ratio() > 0.88
+NEAR, ONE_LETTER = 0.88, 0.95
+"""Similarity of a flag to a known name, above which it may be a slip, and above which it is one."""
+
+
+def _near(name: str, known: str, above: float = NEAR) -> bool:
+    return difflib.SequenceMatcher(None, name, known).ratio() > above

@@ -39,6 +39,16 @@ def test_a_number_of_which_no_model_is_made_is_refused(tmp_path, key, value, exp
     assert refused(tmp_path, LLAMA | {key: value}) == expected
 
 
+@pytest.mark.parametrize("slip", ["num_hidden_layer", "num_attention_head", "intermediate_sizes"])
+def test_a_key_that_is_one_letter_off_is_refused_where_the_right_one_is_missing(tmp_path, slip):
+    right = next(key for key in LLAMA if key[:-2] == slip[:len(key) - 2])
+    document = {slip if key == right else key: value for key, value in LLAMA.items()}
+    assert refused(tmp_path, document) == f'"{slip}" is no key that models have (did you mean "{right}"?)'
+    (tmp_path / "config.json").write_text(json.dumps(document | LLAMA))
+    models.find(str(tmp_path / "config.json"))
+
+
+
 @pytest.mark.parametrize("section", ["text_config", "vision_config"])
 def test_numbers_of_sections_are_checked(tmp_path, section):
     document = LLAVA | {section: LLAVA[section] | {"num_hidden_layers": 0}}
