@@ -24,6 +24,8 @@ from predictor.common.errors import InputError
 RowOf = Callable[[Job], Row]
 FAILURES = 3
 """If this many jobs fail and none has succeeded, the cause is not in the jobs."""
+REQUESTS, REQUEST_SECONDS = 4, 5
+"""A worker that is to end is asked so often, and has so many seconds each time, in which it deletes temporary files."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,14 @@ def _send(connection: Connection, what: Job | RowOf) -> None:
 
 
 def _stop(connection: Connection, process: subprocess.Popen) -> None:
+    """Ends a worker: it is asked several times, as Python drops an exit that is raised in a destructor, and then killed."""
     connection.close()
-    process.terminate()
+    for _ in range(REQUESTS):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(REQUEST_SECONDS)
+            return
+    process.kill()
     process.wait()
 
 

@@ -97,9 +97,9 @@ def _releases(prediction: Prediction) -> Iterator[str]:
     if others:
         seen = moved(installed.get("torch", PINNED["torch"]))
         usual = " and ".join(f"{name} {PINNED[name]}" for name in TRACED)
-        yield (f"Assumed {usual}, of a shipped formula; here is {' and '.join(others)}. {seen.jobs} compared jobs "
-               f"reserved {seen.lowest:+.1%} to {seen.highest:+.1%} under torch {seen.torch}: --python PATH predicts "
-               "what is installed.")
+        yield (f"Assumed {usual}, for which a formula is shipped. {' and '.join(others)} may need another amount: "
+               f"of {seen.jobs} jobs, torch {seen.torch} reserved {seen.lowest:+.1%} to {seen.highest:+.1%}. --python PATH "
+               "predicts for the releases of that Python.")
 
 
 def _by_default(prediction: Prediction, key: str) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -145,6 +149,29 @@ def test_a_worker_that_dies_before_it_reads_its_job_is_a_failed_job(file):
     with opened(str(file)) as store:
         run.run(JOBS[:2], Deadly(), store, ONE)
     assert {found.failed for found in read(file)} == {"the process that measured it ended with exit code 4"}
+
+
+DEAF = """
+import signal, sys
+left = [int(sys.argv[1])]
+def hear(*_):
+    left[0] -= 1
+    if left[0] < 0:
+        sys.exit(7)
+signal.signal(signal.SIGTERM, hear)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("lost", "code"), [(1, 7), (99, -signal.SIGKILL)])
+def test_a_worker_that_loses_a_request_to_end_is_asked_again_and_then_killed(monkeypatch, lost, code):
+    monkeypatch.setattr(run, "REQUEST_SECONDS", 0.2)
+    process = subprocess.Popen([sys.executable, "-c", DEAF, str(lost)], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    run._stop(Pipe()[0], process)
+    assert process.returncode == code
 
 
 def test_failed_jobs_run_again_when_asked_to(file):
