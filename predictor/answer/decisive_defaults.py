@@ -98,8 +98,8 @@ def _releases(prediction: Prediction) -> Iterator[str]:
         seen = moved(installed.get("torch", PINNED["torch"]))
         usual = " and ".join(f"{name} {PINNED[name]}" for name in TRACED)
         yield (f"Assumed {usual}, for which a formula is shipped. {' and '.join(others)} may need another amount: "
-               f"of {seen.jobs} jobs, torch {seen.torch} reserved {seen.lowest:+.1%} to {seen.highest:+.1%}. --python PATH "
-               "predicts for the releases of that Python.")
+               f"of {seen.jobs} jobs, torch {seen.torch} reserved {seen.lowest:+.1%} to {seen.highest:+.1%}. "
+               "--python PATH predicts for the releases of that Python.")
 
 
 def _by_default(prediction: Prediction, key: str) -> bool:

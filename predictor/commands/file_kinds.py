@@ -73,8 +73,8 @@ def recognized(path: str) -> Kind | None:
 
 
 def is_workload(path: str, from_format: str | None = None) -> bool:
-    """Whether a file has keys of a workload only, a model among them if it may also be of the named format; or names its
-    model as a workload does, and has no key that only a framework has.
+    """Whether a file has keys of a workload only, a model among them if it may also be of the named format; or names
+    its model as a workload does, and has no key that only a framework has.
 
     Raises:
         InputError: it cannot be read.

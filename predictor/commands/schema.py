@@ -25,7 +25,8 @@ KINDS = ("workload", "result")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the kind of file and the options of the output."""
-    parser.add_argument("of", metavar="workload|result", choices=KINDS, help="a file for --workload, or the result of predict --json")
+    parser.add_argument("of", metavar="|".join(KINDS), choices=KINDS,
+                        help="a file for --workload, or the result of predict --json")
     output.add_file(parser)
 
 
