@@ -143,7 +143,7 @@ def _send(connection: Connection, what: Job | RowOf) -> None:
 
 
 def _stop(connection: Connection, process: subprocess.Popen) -> None:
-    """Ends a worker: asks it several times, as Python drops an exit that is raised in a destructor, and then kills it."""
+    """Ends a worker: asks it several times, as Python drops exits that are raised in destructors, and then kills it."""
     connection.close()
     for _ in range(REQUESTS):
         process.terminate()
