@@ -317,11 +317,9 @@ def job_of_request(request: Request, progress: Progress | None = None, *, one_le
                             reaches(request, formula))
 
     if workload.per_device_eval_batch_size:
-        batch = workload.per_device_eval_batch_size
-        assert workload.images_per_sample is not None  # a request's workload has its defaults filled in
-        evaluated = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
-        forward = find_formula(request.at(evaluated), progress, evaluation=True, one_length=one_length)
-        evaluation = forward.micro, evaluated
+        of_evaluation = evaluated(request)
+        forward = find_formula(of_evaluation, progress, evaluation=True, one_length=one_length)
+        evaluation = forward.micro, of_evaluation.shape
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
     job = Job(request, formula, setup, chosen, evaluation=evaluation)
@@ -343,10 +341,21 @@ def find_formula(request: Request, progress: Progress | None = None, *, evaluati
                  one_length: bool = False) -> Formula:
     """The formula of a request's regime, or of its evaluation. It is traced now if it is neither shipped nor cached."""
     assert request.config is not None  # only learned formulas have none, and they are not traced
-    key = formula_key(request)
-    if evaluation:
-        key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=(), keeps_outputs=False)
+    key = evaluation_key(request) if evaluation else formula_key(request)
     return formula_of(request.config, key, request.shape, request.workload.dtype, progress, one_length=one_length)
+
+
+def evaluated(request: Request) -> Request:
+    """The request at the shape of its evaluation."""
+    workload, batch = request.workload, request.workload.per_device_eval_batch_size
+    assert batch is not None and workload.images_per_sample is not None  # it evaluates, and its defaults are filled in
+    return request.at(Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample))
+
+
+def evaluation_key(request: Request) -> store.Key:
+    """The key of the forward of an evaluation, of a request at its shape."""
+    return replace(formula_key(request), evaluation="trainer", checkpointing="off", checkpointing_kwargs=(),
+                   keeps_outputs=False)
 
 
 def check_shape(request: Request, formula: Formula) -> None:
