@@ -36,7 +36,7 @@ from predictor.events.regimes import Amount, NotOneRegime, Regime, Rows, regimes
 from predictor.formula import shipped_sums, store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
-from predictor.jobs import dispatch
+from predictor.jobs import dispatch, training_job
 from predictor.model import models
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
@@ -107,6 +107,13 @@ class Wanted(NamedTuple):
         regimes = [regime for regime in regimes_from_widest(key.regime, request.shape) if not regime.is_alone]
         return cls(request.config, tuple(replace(key, regime=regime) for regime in regimes))
 
+    @classmethod
+    def at(cls, request: Request, key: store.Key) -> Wanted:
+        """The formula of a request with this key, if need be for its shape alone."""
+        assert request.config is not None  # only learned formulas have none
+        return cls(request.config, tuple(replace(key, regime=regime)
+                                         for regime in regimes_from_widest(key.regime, request.shape)))
+
     @property
     def names(self) -> list[str]:
         """The names that its file may have."""
@@ -115,8 +122,8 @@ class Wanted(NamedTuple):
 
 def wanted() -> list[Wanted]:
     """All formulas to ship, each once."""
-    exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys(), *record_keys()])
-    return list({one.names[0]: one for one in [*exact, *usual(), *by_llava()]}.values())
+    exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys()])
+    return list({one.names[0]: one for one in [*exact, *of_records(), *usual(), *by_llava()]}.values())
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:
@@ -140,13 +147,15 @@ def planned_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
             yield request.config, formula_key(request)
 
 
-def record_keys() -> Iterator[tuple[ModelConfig, store.Key]]:
-    """The formulas that predict the kept measurements."""
+def of_records() -> Iterator[Wanted]:
+    """The formulas that predict the kept measurements, at their shapes only where no wider regime has one."""
     for case in files.read(RECORDS)[0]:
-        workload = case.workload.fill(images_per_sample=1)
         with contextlib.suppress(InputError):  # measured, but not predicted
-            request = Request.of(workload)
-            yield request.config, formula_key(request)
+            request = dispatch.resolve(case.workload)
+            yield Wanted.at(request, formula_key(request))
+            if request.workload.per_device_eval_batch_size:
+                evaluated = training_job.evaluated(request)
+                yield Wanted.at(evaluated, training_job.evaluation_key(evaluated))
 
 
 def usual() -> Iterator[Wanted]:

@@ -9,7 +9,8 @@ the jobs. These jobs are its *group*, which a cross-validation may leave out.
 
 Held-out jobs are drawn at random, also level by level. No fitted job has their shapes, nor some of their models.
 
-The jobs of :data:`COMMUNICATORS` and :data:`LIFETIMES` are listed, because their keys go with few engines only.
+The jobs of :data:`COMMUNICATORS`, :data:`LIFETIMES` and :data:`SETTINGS` are listed, because their keys go with few
+others only.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.campaign import settings
 from predictor.workload.workload import Workload
 
 MODELS = Path(__file__).parent / "models"
 """Configurations of full width with few layers: NAME-LANGUAGE-VISION.json, with the number of layers of the language
-model and of the vision tower. They follow LLaVA-1.5-7B and 13B; "grouped" is a LLaVA of Qwen2-1.5B (grouped-query
+model and of the vision tower, if there is one. NAME is a known name; "grouped" is a LLaVA of Qwen2-1.5B (grouped-query
 attention) and SigLIP."""
 ROLES = ("fit", "holdout", "validation")
 COMMUNICATORS = "communicators"
@@ -37,9 +39,12 @@ COMMUNICATORS = "communicators"
 LIFETIMES = "lifetimes"
 """Group of the jobs whose loops keep outputs or gradients for longer than the reference loop."""
 
+SETTINGS = "settings"
+"""Group of the jobs with other engines, recipes, optimizers, precisions and models: :mod:`.settings`."""
+
 FIT, HELD_OUT = 57, 64
 QUICK_FIT, QUICK_HELD_OUT = 11, 6
-"""Numbers of jobs, without those of :data:`COMMUNICATORS` and :data:`LIFETIMES`."""
+"""Numbers of jobs, without those of :data:`COMMUNICATORS`, :data:`LIFETIMES` and :data:`SETTINGS`."""
 
 SECONDS = {False: (8.0, 6.0, 32.0), True: (14.0, 7.5, 32.0)}
 """Expected seconds of a job with DeepSpeed, of one without, and of a full model, by whether the GPU is emulated. Real
@@ -94,6 +99,10 @@ UNSEEN: Levels = {
     "buckets": FITTED["buckets"] + (_zero(overlap_comm=True, reduce_bucket_size=20_000_000),),
 }
 """The levels of held-out jobs."""
+
+LIFETIME_MODELS = {"fit": ("llava-1.5-7b-2-2", "grouped-2-2", _shapes((4, 1024, 1))[0]),
+                   "holdout": ("llava-1.5-7b-3-3", "grouped-3-4", _shapes((3, 1153, 1))[0])}
+"""Role -> the models of the jobs of :data:`LIFETIMES` with DeepSpeed and without, and their shape."""
 
 FULL_MODEL_JOBS: tuple[dict[str, Any], ...] = tuple(
     {"model": "llava-1.5-7b", "images_per_sample": 1} | keys for keys in (
@@ -155,10 +164,11 @@ def workload(keys: Mapping[str, Any], **more: Any) -> Workload:
 def campaign(*, quick: bool = False, communicators: bool = True, degree: int | None = None,
              emulated: bool = False) -> list[Job]:
     """All jobs, the most informative first: two fitted jobs, then one held-out job, and so on; then the remaining
-    held-out jobs, then other loops, then full models. The jobs of a quick campaign are a subset of the full campaign's.
+    held-out jobs, then other loops and settings, then full models. The jobs of a quick campaign are a subset of the
+    full campaign's.
 
     Args:
-        communicators: whether to include the jobs that create NCCL communicators.
+        communicators: whether to include the jobs that create NCCL communicators without torchrun.
         degree: torchrun's world size: all jobs then have this data-parallel degree and no rank, as every rank runs.
         emulated: whether the jobs run on an emulated GPU.
     """
@@ -172,7 +182,9 @@ def campaign(*, quick: bool = False, communicators: bool = True, degree: int | N
         jobs += [*fit[:2], *held_out[:1]]
         fit, held_out = fit[2:], held_out[1:]
     if not quick:
-        jobs += [Job(keys, "fit", LIFETIMES) for keys in _lifetimes(degree)]
+        jobs += [Job(keys, role, LIFETIMES) for role in ("fit", "holdout") for keys in _lifetimes(role, degree)]
+        jobs += [Job(keys, role, SETTINGS) for role, listed in settings.JOBS.items()
+                 for keys in _runnable(listed, communicators, degree)]
         jobs += [Job(keys, "validation", "whole models") for keys in _at_degree(FULL_MODEL_JOBS, degree)]
     return [replace(job, emulated=emulated) for job in jobs]
 
@@ -217,16 +229,22 @@ def _communicators() -> list[Job]:
             for size in (8, 2, 4)]
 
 
-def _lifetimes(degree: int | None) -> list[Mapping[str, Any]]:
+def _lifetimes(role: str, degree: int | None) -> list[Mapping[str, Any]]:
     """Loops that keep outputs, gradients or both. DeepSpeed frees gradients itself; torchrun runs no plain PyTorch."""
-    shape = {"per_device_train_batch_size": 4, "sequence_length": 1024, "images_per_sample": 1}
     keeping: list[Mapping[str, Any]] = [{"keep_outputs": keep} for keep in ("backward", "next_forward")]
     freeing = [{"zero_grad": place} for place in ("before_forward", "before_backward")]
-    zero2 = [{"model": "llava-1.5-7b-2-2", **shape, "zero_stage": 2, "data_parallel_size": 8, "rank": 0, **keys}
-             for keys in keeping]
-    torch = [{"model": "grouped-2-2", **shape, "engine": "torch", **keys}
+    zero2, torch, shape = LIFETIME_MODELS[role]
+    sharded = [{"model": zero2, **shape, "zero_stage": 2, "data_parallel_size": 8, "rank": 0, **keys}
+               for keys in keeping]
+    plain = [{"model": torch, **shape, "engine": "torch", **keys}
              for keys in (*keeping, *freeing, *({**keep, **free} for keep in keeping for free in freeing))]
-    return _at_degree([*zero2, *([] if degree else torch)], degree)
+    return _at_degree([*sharded, *([] if degree else plain)], degree)
+
+
+def _runnable(jobs: Sequence[Mapping[str, Any]], communicators: bool, degree: int | None) -> list[Mapping[str, Any]]:
+    """The jobs that can run here: under torchrun no plain PyTorch, otherwise DDP only with NCCL communicators."""
+    impossible = "torch" if degree is not None else None if communicators else "ddp"
+    return _at_degree([keys for keys in jobs if keys.get("engine", "deepspeed") != impossible], degree)
 
 
 def _levels(levels: Levels, degree: int | None) -> Levels:

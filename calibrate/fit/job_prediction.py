@@ -54,12 +54,8 @@ def _changes(profile: Profile | None) -> tuple[tuple[OperatorWorkspace, ...], Sc
 
 @lru_cache(maxsize=128)
 def _run(workload: Workload, workspaces: tuple[OperatorWorkspace, ...], scales: Scales) -> Run:
-    job = plain(workload)
-    formula = job.formula
-    if workspaces:
-        formula = replace(formula, micro=corrections.with_workspaces(formula.micro, workspaces, job.shape, job.gpu))
-    setup = replace(job.setup, capacity_bytes=job.workload.capacity)
-    return evaluate(training_job.compose(formula, setup, job.rank), job.rank, job.shape, job.gpu, scales)
+    job = plain(workload).with_workspaces(workspaces)
+    return evaluate(job.composed(workload.capacity, job.rank), job.rank, job.shape, job.gpu, scales)
 
 
 @lru_cache(maxsize=4096)

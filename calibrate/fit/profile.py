@@ -27,6 +27,8 @@ from predictor.profile.profile import SCHEMA_VERSION, quantities
 from predictor.profile.profile_rules import QUANTITIES
 from predictor.version import VERSION
 
+NEGLIGIBLE = 1e-4
+"""A held-out job that lies outside of an interval by less than this share of its peak counts as inside."""
 ROUNDS = 2
 """Rounds of fitting. Coefficients move the highest points at which they are fitted, so they are fitted again."""
 
@@ -53,9 +55,11 @@ def fit_profile(rows: Iterable[Row], *, measured_on: str, provenance: Mapping[st
     profile, left_out = fit_events(start, fitted)
     held = [job for job in completed if job.role == HOLDOUT and job.predicted]
     profile = replace(profile, allocator=_allocator(profile, fitted), runtime=fit_runtime(fit_jobs, measured_on),
-                      calibrated=_ranges(fitted), covered=_covered([*fitted, *held]))
+                      calibrated=_ranges(fitted))
+    errors = [residuals(job, predict_peaks(job, profile)) for job in held]
+    bounds = intervals(profile, errors)
     counted = {role: sum(job.role == role for job in completed) for role in job_rows.ROLES}
-    return replace(profile, residuals=intervals(profile, held), provenance={
+    return replace(profile, residuals=bounds, covered=_covered(fitted, held, errors, bounds), provenance={
         **provenance, "jobs": counted, "workspaces_left_out": left_out, "residuals_of": [job.id for job in held]})
 
 
@@ -72,9 +76,9 @@ def fit_events(start: Profile, fitted: Sequence[MeasuredJob]) -> tuple[Profile, 
     return profile, dict(fit.left_out)
 
 
-def intervals(profile: Profile, held: Sequence[MeasuredJob]) -> dict[str, Interval]:
-    """Counter -> its interval, from held-out jobs. ``device`` has one only if the runtime's memory was measured."""
-    errors = [residuals(job, predict_peaks(job, profile)) for job in held]
+def intervals(profile: Profile, errors: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """Counter -> its interval, from the residuals of held-out jobs. ``device`` has one only if the runtime's memory was
+    measured."""
     known = [counter for counter in COUNTERS if counter != "device" or profile.runtime.measured_on != "assumed"]
     return {counter: replace(bounds, low=max(bounds.low, -1.0)) for counter in known  # no peak is below 0 bytes
             if (bounds := interval([error[counter] for error in errors]))}
@@ -106,9 +110,24 @@ def _ranges(fitted: Sequence[MeasuredJob]) -> dict[str, tuple[float, ...]]:
             for name in QUANTITIES if (values := [job_quantities[name] for job_quantities in of_each])}
 
 
-def _covered(measured: Sequence[MeasuredJob]) -> dict[str, tuple[str, ...]]:
-    of_each = [traits_of(job.request, job.formula) for job in (plain(row.workload) for row in measured)]
-    return {name: tuple(sorted({job_traits[name] for job_traits in of_each})) for name in TRAITS}
+def _covered(fitted: Sequence[MeasuredJob], held: Sequence[MeasuredJob], errors: Sequence[Mapping[str, float]],
+             bounds: Mapping[str, Interval]) -> dict[str, tuple[str, ...]]:
+    """The values of each trait for which the intervals count: most held-out jobs with the value lie inside all of them.
+
+    The intervals leave out the outermost residuals, which may be those of the only job with a value. A value that was
+    only fitted is no test of a prediction. Without held-out jobs there are no intervals, and all fitted values count.
+    """
+    if not held:
+        held, errors = fitted, [{}] * len(fitted)
+    votes: dict[str, dict[str, list[bool]]] = {name: {} for name in TRAITS}
+    for job, error in zip(held, errors):
+        inside = all(bounds[counter].low - NEGLIGIBLE <= error[counter] <= bounds[counter].high + NEGLIGIBLE
+                     for counter in bounds if counter in error)
+        plain_job = plain(job.workload)
+        for name, value in traits_of(plain_job.request, plain_job.formula).items():
+            votes[name].setdefault(value, []).append(inside)
+    return {name: tuple(sorted(value for value, of in values.items() if 2 * sum(of) > len(of)))
+            for name, values in votes.items()}
 
 
 def _empty(record: Record, job: MeasuredJob, measured_on: str) -> Profile:

@@ -66,6 +66,9 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
     kept, left_out = [], {}
     for operator, grows in sorted(samples):
         result = _fit(operator, samples[operator, grows])
+        jobs = sum(any((extra.operator, extra.grows) == (operator, grows) for extra in job) for job, _ in extras)
+        if isinstance(result, OperatorWorkspace) and jobs == 1 < len(extras):
+            result = f"in one of {len(extras)} jobs only: nothing tells what it is at another shape"
         if isinstance(result, OperatorWorkspace):
             kept.append(replace(result, grows=grows))
         elif result:

@@ -20,13 +20,14 @@ from predictor.engine.fsdp1_units import ROOT, UNSHARD_STREAM, Flat, Strategy, U
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.engine.tape import Tape
-from predictor.events.events import EventList, Factor, Moment
+from predictor.events.events import EventList, EventType, Factor, Moment
 from predictor.events.micro_step import Mark, MicroStep
 from predictor.events.model_facts import Parameter
 from predictor.workload import fsdp1_keys
 from predictor.workload.fsdp1_keys import ALIGNMENT_BYTES, flattened
 
 ITEMSIZES = {"bf16": BF16, "fp32": FP32}
+SUM = "aten::add"
 
 
 class Fsdp1:
@@ -37,8 +38,9 @@ class Fsdp1:
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
         assert setup.fsdp1 is not None  # set for this engine
         assert micro.marks is not None and micro.owners is not None  # traced with FSDP1's wrappers
-        self.marks: list[list[int]] = [mark for mark in micro.marks.tolist() if mark[1] != Mark.AWAY]
-        self.micro, self.setup, self.keys = _with_streams(micro), setup, setup.fsdp1
+        self.micro, self.setup, self.keys = _with_streams(_with_sums(micro)), setup, setup.fsdp1
+        assert self.micro.marks is not None
+        self.marks: list[list[int]] = [mark for mark in self.micro.marks.tolist() if mark[1] != Mark.AWAY]
         self.tensors = setup.facts.parameters
         self.owned: dict[int, list[int]] = defaultdict(list)
         for module, tensor in micro.owners.tolist():
@@ -218,6 +220,29 @@ class Fsdp1:
         if not self.keys["use_orig_params"]:
             for unit in units.by_number.values():
                 units.release_gradient(unit)
+
+
+def _with_sums(micro: MicroStep) -> MicroStep:
+    """The micro-step with sums of a parameter's gradients on the stream on which its views were made.
+
+    A parameter that is used twice, such as tied embeddings, has two gradients. Autograd adds them on the stream of the
+    function that takes the sum, and records both on it (torch 2.11, csrc/autograd/input_buffer.cpp). The trace marks
+    only the sum, as read by that stream.
+    """
+    assert micro.marks is not None  # traced with FSDP1's wrappers
+    events, buffers = micro.events, micro.events.buffers
+    marks: list[tuple[int, int, int]] = []
+    for position, mark, buffer in micro.marks.tolist():
+        if mark != Mark.SHARE or events.names[buffers.operator[buffer]] != SUM:
+            marks.append((position, mark, buffer))
+            continue
+        made, = np.flatnonzero((events.buffer == buffer) & (events.kind == EventType.ALLOCATE))
+        freed = events.buffer[made + 1:position][events.kind[made + 1:position] == EventType.FREE]
+        marks.append((position, Mark.AWAY, buffer))
+        marks += [(int(made) + 1, Mark.SHARE, addend) for addend in freed.tolist()
+                  if buffers.size[addend] == buffers.size[buffer]]
+    marks.sort(key=lambda mark: mark[0])
+    return replace(micro, marks=np.array(marks, dtype=micro.marks.dtype).reshape(-1, 3))
 
 
 def _with_streams(micro: MicroStep) -> MicroStep:

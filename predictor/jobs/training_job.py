@@ -32,6 +32,7 @@ from predictor.model import code_models, models, quantization
 from predictor.model.model_config import Modality
 from predictor.model.request import Request, gpu_of, shape_of
 from predictor.profile import corrections, outside_pytorch, profile
+from predictor.profile.calibration import OperatorWorkspace
 from predictor.profile.corrections import Margin
 from predictor.profile.job_traits import traits_of
 from predictor.profile.profile import Choice
@@ -112,6 +113,17 @@ class Job:
     def module_of(self, layer: str) -> str:
         """The modality that a layer is reported under."""
         return modality(layer)
+
+    def with_workspaces(self, workspaces: Sequence[OperatorWorkspace]) -> Job:
+        """The job with a profile's workspaces in its training steps and in its evaluation."""
+        if not workspaces:
+            return self
+        micro = corrections.with_workspaces(self.formula.micro, workspaces, self.shape, self.gpu)
+        evaluation = self.evaluation
+        if evaluation:
+            forward, shape = evaluation
+            evaluation = corrections.with_workspaces(forward, workspaces, shape, self.gpu), shape
+        return replace(self, formula=replace(self.formula, micro=micro), evaluation=evaluation)
 
     @property
     def margin(self) -> Margin:
@@ -304,22 +316,14 @@ def job_of_request(request: Request, progress: Progress | None = None, *, one_le
                             profile.quantities(shape, workload.data_parallel_size), traits_of(request, formula),
                             reaches(request, formula))
 
-    def with_workspaces(micro: MicroStep, shape: Shape) -> MicroStep:
-        if not (chosen and chosen.profile.workspaces):
-            return micro
-        return corrections.with_workspaces(micro, chosen.profile.workspaces, shape, gpu)
-
-    micro = with_workspaces(formula.micro, shape)
-    formula = formula if micro is formula.micro else replace(formula, micro=micro)
     if workload.per_device_eval_batch_size:
-        batch = workload.per_device_eval_batch_size
-        assert workload.images_per_sample is not None  # a request's workload has its defaults filled in
-        evaluated = Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample)
-        forward = find_formula(request.at(evaluated), progress, evaluation=True, one_length=one_length)
-        evaluation = with_workspaces(forward.micro, evaluated), evaluated
+        of_evaluation = evaluated(request)
+        forward = find_formula(of_evaluation, progress, evaluation=True, one_length=one_length)
+        evaluation = forward.micro, of_evaluation.shape
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
-    return Job(request, formula, setup, chosen, evaluation=evaluation)
+    job = Job(request, formula, setup, chosen, evaluation=evaluation)
+    return job.with_workspaces(chosen.profile.workspaces) if chosen else job
 
 
 def needs_trace(request: Request) -> bool:
@@ -337,10 +341,21 @@ def find_formula(request: Request, progress: Progress | None = None, *, evaluati
                  one_length: bool = False) -> Formula:
     """The formula of a request's regime, or of its evaluation. It is traced now if it is neither shipped nor cached."""
     assert request.config is not None  # only learned formulas have none, and they are not traced
-    key = formula_key(request)
-    if evaluation:
-        key = replace(key, evaluation="trainer", checkpointing="off", checkpointing_kwargs=(), keeps_outputs=False)
+    key = evaluation_key(request) if evaluation else formula_key(request)
     return formula_of(request.config, key, request.shape, request.workload.dtype, progress, one_length=one_length)
+
+
+def evaluated(request: Request) -> Request:
+    """The request at the shape of its evaluation."""
+    workload, batch = request.workload, request.workload.per_device_eval_batch_size
+    assert batch is not None and workload.images_per_sample is not None  # it evaluates, and its defaults are filled in
+    return request.at(Shape(batch, workload.sequence_length or 0, batch * workload.images_per_sample))
+
+
+def evaluation_key(request: Request) -> store.Key:
+    """The key of the forward of an evaluation, of a request at its shape."""
+    return replace(formula_key(request), evaluation="trainer", checkpointing="off", checkpointing_kwargs=(),
+                   keeps_outputs=False)
 
 
 def check_shape(request: Request, formula: Formula) -> None:

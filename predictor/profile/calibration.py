@@ -137,8 +137,8 @@ class Profile:
         residuals: interval of each counter: requested, allocated, reserved, device.
         calibrated: range of each quantity of ``predictor.profile.profile_rules.QUANTITIES`` in the fitted jobs.
         provenance: date, command, commit, and the measurements that it was fitted on.
-        covered: the values of each trait (``predictor.profile.job_traits.TRAITS``) that its campaign measured. Older
-            files do not have it: then it is empty.
+        covered: the values of each trait (``predictor.profile.job_traits.TRAITS``) for which the intervals count: most
+            held-out jobs with the value lie inside. Older files do not have it: then it is empty.
     """
 
     schema_version: int

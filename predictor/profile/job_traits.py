@@ -39,9 +39,11 @@ def _model(request: Request, _: Formula) -> str:
 
 
 def _recipe(request: Request, _: Formula) -> str:
+    """The recipe and the options of its adapters. Which modules have adapters is a matter of size, as ``r`` is."""
     workload = request.workload
     patterns = ["trainable" if workload.trainable else "", "frozen" if workload.frozen else ""]
-    return _joined(workload.recipe, *patterns, _options(workload.lora), _options(workload.quantization))
+    lora = {name: value for name, value in (workload.lora or {}).items() if name != "target_modules"}
+    return _joined(workload.recipe, *patterns, _options(lora))
 
 
 def _engine(request: Request, _: Formula) -> str:
@@ -130,8 +132,10 @@ TRAITS: Mapping[str, Trait] = {
                     lambda request, _: "traced" if request.workload.mode == "training" else "traced generate",
                     "generate and recorded jobs run other operators than a traced training step"),
     "model": Trait(("model", "video_frames"), _model, "its layers decide which tensors there are"),
-    "recipe": Trait(("recipe", "trainable", "frozen", "lora", "quantization"), _recipe,
+    "recipe": Trait(("recipe", "trainable", "frozen", "lora"), _recipe,
                    "it decides which tensors have gradients and optimizer states"),
+    "quantization": Trait(("quantization",), lambda request, _: _options(request.workload.quantization) or "none",
+                         "it decides which tensors the weights are, and each layer copies them", before=("none",)),
     "engine": Trait(("engine", "zero_stage", "ddp", "fsdp", "fsdp1", "offload", "tensor_parallel_size"), _engine,
                    "its buckets, partitions and copies are tensors"),
     "optimizer": Trait(("optim", "optim_args", "max_grad_norm", "param_groups"), _optimizer,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles"
 EXTRAPOLATION_FACTOR = 2.0
 """A shape counts as extrapolated when it is outside of the calibrated range by more than this factor."""
+MOST_NAMED = 5
+"""Covered values that the text about a job outside of them names."""
 EXTRAPOLATION = 0.005
 """Each way in which a prediction extrapolates widens its interval on both sides: by this much, or by half the width if
 that is more. Other versions and shapes have moved allocated peaks by some tenths of a percent. The error of further
@@ -194,6 +196,14 @@ def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
     return result
 
 
+def _named(covered: Sequence[str], value: str) -> str:
+    """The covered values of a trait as text: all if they are few, else first those that begin alike."""
+    if len(covered) <= MOST_NAMED:
+        return ", ".join(covered) or "none"
+    alike = sorted(covered, key=lambda other: other.partition(" ")[0] != value.partition(" ")[0])
+    return f"{', '.join(alike[:MOST_NAMED])} and {len(alike) - MOST_NAMED} others"
+
+
 def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[str, Reach]) -> dict[str, Reach]:
     """Text about each trait that was not covered -> what it can change."""
     if traits and not profile.covered:
@@ -204,6 +214,6 @@ def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[
         if value not in covered:
             reach = reaches.get(name) or Reach(TRAITS[name].counters, TRAITS[name].reason)
             kept = [counter for counter in COUNTERS if counter not in reach.counters]
-            result[f"{name} {value} (calibrated with {', '.join(covered) or 'none'})"
+            result[f"{name} {value} (calibrated with {_named(covered, value)})"
                    + (f", on which {' and '.join(kept)} bytes do not depend" if kept else "")] = reach
     return result

@@ -91,6 +91,11 @@ def test_calls_of_one_size_give_a_fixed_part_only_and_it_is_said():
     assert "too alike" in found.source
 
 
+def test_an_extra_of_one_job_among_several_is_left_out_and_it_is_said():
+    result = fit_workspaces([([extra(MIB, 3 * MIB)], Counter({MIB: 1})), ([], Counter())])
+    assert result.kept == () and "in one of 2 jobs only" in result.left_out[OPERATOR]
+
+
 def test_a_workspace_that_does_not_grow_is_fixed():
     found, = fitted(*(extra(call, 3 * MIB) for call in range(MIB, 20 * MIB, MIB))).kept
     assert (found.fixed_bytes, found.bytes_per_result_byte) == (pytest.approx(3 * MIB), 0)

@@ -11,6 +11,7 @@ from calibrate.fit.job_prediction import by_moment, calls, predict_peaks, run_of
 from calibrate.fit.jobs import read
 from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
+from predictor.jobs import dispatch
 from predictor.profile.calibration import AllocatorFit, Coefficient, Device, OperatorWorkspace, Profile, Runtime
 from predictor.profile.profile import SCHEMA_VERSION, write
 from predictor.profile.profile import read as read_profile
@@ -99,9 +100,35 @@ def test_ranges_are_those_of_the_fitted_jobs(profile):
                                   "images": (2.0, 16.0), "data_parallel_size": (2.0, 8.0)}
 
 
-def test_the_kinds_of_jobs_are_those_that_were_fitted_or_held_out(profile):
-    assert profile.covered["recipe"] == ("finetune", "pretrain") and profile.covered["checkpointing"] == ("off", "on")
+def test_the_covered_kinds_of_jobs_are_those_that_were_held_out(profile):
+    assert profile.covered["recipe"] == ("finetune",) and profile.covered["checkpointing"] == ("on",)
     assert (profile.covered["engine"], profile.covered["precision"]) == (("ZeRO-2",), ("bf16",))
+
+
+def tripled(one: Row) -> Row:
+    """The row of a job that took three times what is predicted."""
+    return replace(one, record=replace(one.record, job=replace(one.record.job, moments=tuple(
+        replace(peaks, requested_bytes=3 * peaks.requested_bytes) for peaks in one.record.job.moments))))
+
+
+def test_a_kind_whose_held_out_job_lies_outside_of_the_intervals_is_not_covered():
+    usual = row(keys(3, 1024), role="holdout", truth=None)
+    unusual = tripled(row(keys(3, 1024, recipe="pretrain"), role="holdout", truth=None))
+    made = fit_profile([row(keys(2, 1024), truth=None), *[usual] * 38, unusual], measured_on="emulated", provenance={})
+    assert made.residuals["requested"].high < 1e-3
+    assert made.covered["recipe"] == ("finetune",)
+
+
+def test_without_held_out_jobs_all_fitted_kinds_are_covered():
+    made = fit_profile([row(keys(2, 1024), truth=None), row(keys(2, 1024, recipe="pretrain"), truth=None)],
+                       measured_on="emulated", provenance={})
+    assert (made.residuals, made.covered["recipe"]) == ({}, ("finetune", "pretrain"))
+
+
+def test_an_evaluation_is_part_of_the_job_that_a_fit_predicts():
+    evaluated = design.workload(keys(1, 1024, per_device_eval_batch_size=8), gpu="h100-80gb", profile="none")
+    assert run_of(evaluated, None).peak == dispatch.prepare(evaluated).run(evaluated.capacity).peak
+    assert run_of(evaluated, None).peak > run_of(evaluated.replace(per_device_eval_batch_size=None), None).peak
 
 
 def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
@@ -111,10 +138,6 @@ def test_held_out_jobs_are_predicted_and_give_the_intervals(rows, profile):
 
 
 def test_an_interval_of_a_few_jobs_that_took_more_than_twice_what_is_predicted_stops_at_0_bytes():
-    def tripled(one: Row) -> Row:
-        return replace(one, record=replace(one.record, job=replace(one.record.job, moments=tuple(
-            replace(peaks, requested_bytes=3 * peaks.requested_bytes) for peaks in one.record.job.moments))))
-
     made = fit_profile([row(keys(2, 1024), truth=None), tripled(row(keys(3, 1024), role="holdout", truth=None))],
                        measured_on="emulated", provenance={})
     assert made.residuals["requested"].low == -1.0

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.campaign.design import MODELS
+from predictor.workload.workload import Workload
 from tests.calibrate.small_jobs import check_predicted, needs_emulator, workload
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
@@ -35,3 +37,10 @@ def test_a_job_needs_what_is_predicted(tmp_path: Path, changes):
 
 def test_a_job_whose_events_complete_at_synchronisations_needs_what_is_predicted(tmp_path: Path):
     check_predicted(workload(tmp_path, **BASE, mixed_precision="bf16"), "synchronization")
+
+
+def test_the_two_gradients_of_tied_embeddings_are_added_on_the_stream_of_the_gathers():
+    """Tied embeddings of full width: each gradient fills a segment of its own."""
+    tied = {"model": str(MODELS / "llama-3.2-1b-2.json"), "per_device_train_batch_size": 3, "sequence_length": 613,
+            "mixed_precision": "bf16", "dtype": "bf16"}
+    check_predicted(Workload.from_mapping(BASE | tied), "immediate")

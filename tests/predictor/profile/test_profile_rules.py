@@ -22,7 +22,7 @@ from tests.predictor.profile.test_profile import calibration, written
     ({"residuals": {"reserved": {"low": 0.0, "high": 11.0, "level": 0.9, "samples": 1}}}, "residuals.reserved.high is 11.0"),
     ({"calibrated": {"tokens": [2, 1]}}, "calibrated.tokens must be a lower and an upper bound"),
     ({"calibrated": {"token": [1, 2]}}, '"token" is no quantity: they are tokens, sequence_length, images, data_parallel_size (did you mean "tokens"?)'),
-    ({"covered": {"engines": ["torch"]}}, '"engines" is no kind of job: they are formula, model, recipe, engine, '),
+    ({"covered": {"engines": ["torch"]}}, '"engines" is no kind of job: they are formula, model, recipe, quantization, engine, '),
     ({"covered": {"engine": "torch"}}, "covered.engine: must be a list"),
     ({"workspaces": [to_plain(OperatorWorkspace("aten::mm", 1.0, 0.0, 0.0, 0.0, 9, "", grows)) for grows in (True, False, True)]},
      'workspaces has "aten::mm" twice with grows true: leave one of them out'),
