@@ -24,7 +24,7 @@ from predictor.common.errors import InputError
 RowOf = Callable[[Job], Row]
 FAILURES = 3
 """If this many jobs fail and none has succeeded, the cause is not in the jobs."""
-REQUESTS, REQUEST_SECONDS = 4, 5
+REQUESTS, REQUEST_SECONDS = 3, 4
 """A worker that is to end is asked so often, and has so many seconds each time, in which it deletes temporary files."""
 
 
@@ -119,11 +119,10 @@ def _results(jobs: Sequence[Job], row_of: RowOf, workers: int, over: Callable[[]
                     _send(connection, waiting.pop(0))
                 else:  # a new worker takes the next job: this one may be damaged
                     busy.pop(connection)
-                    _stop(connection, process)
+                    _stop((connection, process))
                     yield row
     finally:
-        for connection, (process, _) in busy.items():
-            _stop(connection, process)
+        _stop(*((connection, process) for connection, (process, _) in busy.items()))
 
 
 def _start(row_of: RowOf) -> tuple[Connection, subprocess.Popen]:
@@ -142,16 +141,23 @@ def _send(connection: Connection, what: Job | RowOf) -> None:
         connection.send(what)
 
 
-def _stop(connection: Connection, process: subprocess.Popen) -> None:
-    """Ends a worker: asks it several times, as Python drops exits that are raised in destructors, and then kills it."""
-    connection.close()
+def _stop(*busy: tuple[Connection, subprocess.Popen]) -> None:
+    """Ends workers: asks them several times, as Python drops exits that are raised in destructors, and then kills them.
+    """
+    for connection, _ in busy:
+        connection.close()
+    left = [process for _, process in busy]
     for _ in range(REQUESTS):
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(REQUEST_SECONDS)
-            return
-    process.kill()
-    process.wait()
+        for process in left:
+            process.terminate()
+        until = time.monotonic() + REQUEST_SECONDS
+        for process in left:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0, until - time.monotonic()))
+        left = [process for process in left if process.poll() is None]
+    for process in left:  # one that loads a library hears nothing meanwhile
+        process.kill()
+        process.wait()
 
 
 def main() -> None:

@@ -170,7 +170,7 @@ def test_a_worker_that_loses_a_request_to_end_is_asked_again_and_then_killed(mon
     monkeypatch.setattr(run, "REQUEST_SECONDS", 0.2)
     process = subprocess.Popen([sys.executable, "-c", DEAF, str(lost)], stdout=subprocess.PIPE)
     process.stdout.readline()
-    run._stop(Pipe()[0], process)
+    run._stop((Pipe()[0], process))
     assert process.returncode == code
 
 
