@@ -13,6 +13,7 @@ from predictor.commands import file_kinds
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
+from predictor.common.streams import say
 from predictor.common.suggestions import file_name, quoted
 from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table, thaw
 from predictor.model import models
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "loop": "a training loop of your own",
           "engine": "engine", "gpu": "GPU and software"}
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 CONFIGURATIONS = (*file_kinds.SHELL_SCRIPTS, *file_kinds.DOCUMENTS)
 """Suffixes of files that ``--from`` reads."""
 
@@ -165,6 +167,7 @@ def workload(arguments: argparse.Namespace) -> Workload:
     user = given(arguments)
     result = Workload.from_mapping(user.values, source=user.label)
     _check_installed(result)
+    _name_unread_settings(result)
     return result.read_from(user.source) if user.source else result
 
 
@@ -192,6 +195,13 @@ def _check_installed(workload: Workload) -> None:
         if chosen and name not in chosen.versions and is_used(workload):
             raise InputError(f"--python {quoted(chosen.path)}: {name} is not installed there, and the job uses it: "
                              "name the interpreter of the environment that trains")
+
+
+def _name_unread_settings(workload: Workload) -> None:
+    """Says on stderr that this shell has settings of the allocator, which a prediction does not take from there."""
+    for name in ALLOCATOR_VARIABLES:
+        if workload.allocator_conf is None and os.environ.get(name):
+            say(f"{name} of this shell is not read: give --allocator-conf {quoted(os.environ[name])}")
 
 
 def given(arguments: argparse.Namespace) -> Given:

@@ -168,3 +168,12 @@ def test_a_long_trace_says_which_shape_it_has_reached_where_stderr_is_no_termina
     monkeypatch.setattr(output, "EVERY", 0)
     assert [*output.progress("ab")] == ["a", "b"]
     assert capsys.readouterr().err == "".join(output.TRACING.format(number, 2) + "\n" for number in (1, 2))
+
+
+@pytest.mark.parametrize(("options", "lines"), [
+    ((), 'PYTORCH_CUDA_ALLOC_CONF of this shell is not read: give --allocator-conf "expandable_segments:True"\n'),
+    (("--allocator-conf", "expandable_segments:True"), "")])
+def test_settings_of_the_shell_are_not_read_and_said_not_to_be(monkeypatch, capsys, options, lines):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    main(["predict", *ENOUGH, *options])
+    assert capsys.readouterr().err == lines
