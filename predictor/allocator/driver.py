@@ -6,6 +6,7 @@ from bisect import bisect_left
 from typing import Protocol
 
 from predictor.allocator.constants import DRIVER_PAGE, FIRST_ADDRESS, LAST_ADDRESS, UNLIMITED_TOTAL
+from predictor.common.errors import InputError
 
 
 class Driver(Protocol):
@@ -49,13 +50,19 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
+def _no_range(size: int) -> InputError:
+    return InputError(f"the job asks for {size:,} bytes more than the {LAST_ADDRESS - FIRST_ADDRESS >> 40} TiB of "
+                      "addresses of a GPU hold: check its batch, its sequence length and its buckets")
+
+
 class SimulatedDriver:
     """A driver with a capacity and first-fit addresses, like the emulated GPU's (calibrate/emulator/csrc/device.c).
 
     ``capacity_bytes`` is the memory that the allocator can use (None: no limit). ``total_bytes`` is the memory that the
     device reports; it is larger where the CUDA context has taken a part. ``refusals`` counts the requests beyond the
     capacity. Addresses go up without gaps. With ``address_step_bytes`` they go down from the highest, and each is a
-    multiple of it (:attr:`AllocatorSettings.address_step_bytes`).
+    multiple of it (:attr:`AllocatorSettings.address_step_bytes`). A request for which there is no range of addresses
+    raises an InputError: without a capacity there is no other limit.
     """
 
     def __init__(self, capacity_bytes: int | None = None, total_bytes: int | None = None,
@@ -84,7 +91,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start + taken, end)] if start + taken < end else []
                 self._sizes[start] = taken
                 return start
-        raise RuntimeError(f"no free range of {taken} addresses")
+        raise _no_range(taken)
 
     def _reserve_highest(self, size: int, taken: int) -> int:
         """The end of the highest gap with room for ``taken`` addresses."""
@@ -94,7 +101,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start, end - taken)] if start + taken < end else []
                 self._sizes[end - taken] = size
                 return end - taken
-        raise RuntimeError(f"no free range of {taken} addresses")
+        raise _no_range(taken)
 
     def unreserve(self, address: int) -> None:
         start, end = address, address + _round_up(self._sizes.pop(address), self._unit)

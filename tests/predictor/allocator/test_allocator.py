@@ -5,6 +5,8 @@ import gc
 import pytest
 
 from predictor.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemory, SimulatedDriver
+from predictor.allocator.constants import DOWNWARD_STEP, FIRST_ADDRESS, LAST_ADDRESS
+from predictor.common.errors import InputError
 
 MIB, GIB = 2**20, 2**30
 
@@ -370,3 +372,12 @@ def test_memory_is_in_proportion_to_live_blocks():
     del block
     kept = [found for found in gc.get_objects() if isinstance(found, Block) and found.arena.pool is simulation.small]
     assert len(kept) <= 2  # the last one, and the rest of its segment
+
+
+@pytest.mark.parametrize("step", [0, DOWNWARD_STEP])
+def test_more_than_all_addresses_is_one_line(step):
+    driver = SimulatedDriver(address_step_bytes=step)
+    for _ in range(LAST_ADDRESS - FIRST_ADDRESS >> 40):
+        driver.allocate(1 << 40)
+    with pytest.raises(InputError, match="more than the 48 TiB of addresses of a GPU hold"):
+        driver.allocate(1 << 40)
