@@ -54,6 +54,13 @@ def other_loops(job: Job, free_bytes: int) -> Iterator[Caution]:
                       f"the loop keeps gradients and the model's output ({keys})")
 
 
+def fits_with_other_loops(job: Job) -> bool:
+    """Whether the job surely fits with each of the loops of :func:`other_loops`, those that take the most first."""
+    zeroed = ("after_step",) if job.workload.engine == "deepspeed" else ("before_backward", "after_step")
+    others = (with_loop(job, keep_outputs=keep, zero_grad=zero_grad) for zero_grad in zeroed for keep in KEEPING)
+    return all(other is None or other.judge().verdict == FITS for other in others)
+
+
 def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, int]:
     """The first ``keep_outputs`` with which the job does not surely fit, and the bytes that it reserves more.
 

@@ -10,6 +10,7 @@ from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
 from predictor.answer import largest_size
 from predictor.answer.cautions import cautions
 from predictor.answer.largest_size import (
+    STEP_TOKENS,
     Attempt,
     Tried,
     attempts,
@@ -19,6 +20,7 @@ from predictor.answer.largest_size import (
     not_predicted,
     reason,
 )
+from predictor.answer.loop_difference import fits_with_other_loops
 from predictor.answer.prediction import Caution, MaximumLoad
 from predictor.common.errors import InputError
 from predictor.jobs.learned_job import LearnedJob
@@ -121,7 +123,7 @@ class Search:
         longest = largest_size.longest_that_fits(attempt, least, most)
         found = longest.size
         if self.samples is not None and found == int(self.samples.tokens.max()):
-            return _load(attempt, found, given, (f"No sample has more than {found:,} tokens.",))
+            return _load(attempt, found, given, (f"No sample has more than {found:,} tokens.",), STEP_TOKENS)
         if not found:
             return Load(0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1))))
         configured = self.job.request.config.positions if self.job.request.config else None
@@ -129,11 +131,11 @@ class Search:
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
         return _load(attempt, found, given, (
             *beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
-            *not_predicted("Longer sequences", reason(attempt, found + 1))))
+            *not_predicted("Longer sequences", reason(attempt, found + 1))), STEP_TOKENS)
 
 
-def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...]) -> Load:
-    """A load that fits, with its caution and the largest load that fits even then.
+def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...], unit: int = 1) -> Load:
+    """A load that fits, with its caution and the largest multiple of ``unit`` that fits even then.
 
     That is searched by halves, from the given load up if that one fits so, where no size needs a trace.
     """
@@ -141,14 +143,16 @@ def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...]) -> L
     if caution is None or isinstance(tried, InputError) or not tried.is_quick:
         return Load(size, limits, caution)
 
-    def fits_even_then(smaller: int) -> bool:
-        return fits(attempt, smaller) and _caution(attempt, smaller) is None
+    def fits_even_then(units: int) -> bool:
+        other = attempt(unit * units)
+        return fits(attempt, unit * units) and _caution(attempt, unit * units) is None and not isinstance(
+            other, InputError) and fits_with_other_loops(other.job)
 
-    low, high = given if given < size and fits_even_then(given) else 0, size
+    low, high = given // unit if given < size and fits_even_then(given // unit) else 0, -(-size // unit)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits_even_then(middle) else (low, middle)
-    return Load(size, limits, caution, low)
+    return Load(size, limits, caution, unit * low)
 
 
 def _caution(attempt: Attempt, size: int) -> Caution | None:

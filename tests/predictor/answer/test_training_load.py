@@ -222,3 +222,12 @@ def test_the_largest_batch_has_the_loop_s_caution_of_its_prediction():
     load = predict(workload, maximum_load=True).maximum_load
     at = workload.replace(per_device_train_batch_size=load.per_device_train_batch_size)
     assert load.cautions["per_device_train_batch_size"] == predict(at).cautions[0]
+
+
+def test_a_cautious_load_fits_with_each_loop_that_the_caution_names():
+    workload = Workload(model="qwen2.5-0.5b", recipe="full", sequence_length=1024, per_device_train_batch_size=4, gpu="rtx-4090")
+    load = predict(workload, maximum_load=True).maximum_load
+    both = {"keep_outputs": "next_forward", "zero_grad": "before_backward"}
+    assert all(key in load.cautions[LENGTH].text for key in both)
+    for key in (BATCH, LENGTH):
+        assert fits(workload, **both, **{key: load.cautious[key]})
