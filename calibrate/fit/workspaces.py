@@ -20,6 +20,8 @@ from predictor.profile.calibration import OperatorWorkspace
 
 LEAST_BYTES = 512
 """The allocator's smallest block (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less is invisible."""
+FEW_BYTES = 64 << 10
+"""Extra bytes of a call up to these are no workspace: a segment of small blocks (kSmallBuffer) holds 32 times more."""
 SIGNIFICANT = 3.0
 """An estimate must differ from 0 by more than this many standard errors."""
 STEP = 0.01
@@ -69,6 +71,9 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
         jobs = sum(any((extra.operator, extra.grows) == (operator, grows) for extra in job) for job, _ in extras)
         if isinstance(result, OperatorWorkspace) and jobs == 1 < len(extras):
             result = f"in one of {len(extras)} jobs only: nothing tells what it is at another shape"
+        largest = max(abs(size) for _, size in samples[operator, grows])
+        if isinstance(result, OperatorWorkspace) and largest <= FEW_BYTES:
+            result = f"up to {largest:,} bytes a call: too few to change what a job needs"
         if isinstance(result, OperatorWorkspace):
             kept.append(replace(result, grows=grows))
         elif result:

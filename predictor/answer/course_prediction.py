@@ -19,7 +19,6 @@ from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 
-@dispatch.or_installed
 def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
                    tell: Callable[[str], None] = lambda _: None) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
@@ -40,19 +39,23 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
     if learned.is_learned_file(workload.model):
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and no course: "
                          "leave --steps and --epochs out")
-    workload, samples = as_the_model_takes_them(workload, samples)
-    simulation = Simulation(workload.fill(images_per_sample=int(samples.images.max() > 0)), samples, request, progress,
-                            tell)
-    if not samples.pictures:
-        check_room(samples, simulation.job.formula.facts.tokens_per_image)
-    course = simulation.run()
-    job = simulation.heaviest(course)
-    prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-    reserved = Bound.of(course.peak_reserved_bytes, job.margin.of("reserved"))
-    prediction = replace(
-        prediction, course=course, reserved=reserved, verdict=course.verdict, out_of_memory=None,
-        device=device_bound(reserved, job.margin) if prediction.device else None,
-        headroom_bytes=None if workload.capacity is None else workload.capacity - reserved.bytes,
-        filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
-        not_modelled=prediction.not_modelled + course.caveats)
-    return replace(prediction, assumptions=decisive_defaults(prediction))
+
+    def predicted(workload: Workload) -> Prediction:
+        workload, taken = as_the_model_takes_them(workload, samples)
+        simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken, request, progress,
+                                tell)
+        if not taken.pictures:
+            check_room(taken, simulation.job.formula.facts.tokens_per_image)
+        course = simulation.run()
+        job = simulation.heaviest(course)
+        prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
+        reserved = Bound.of(course.peak_reserved_bytes, job.margin.of("reserved"))
+        prediction = replace(
+            prediction, course=course, reserved=reserved, verdict=course.verdict, out_of_memory=None,
+            device=device_bound(reserved, job.margin) if prediction.device else None,
+            headroom_bytes=None if workload.capacity is None else workload.capacity - reserved.bytes,
+            filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
+            not_modelled=prediction.not_modelled + course.caveats)
+        return replace(prediction, assumptions=decisive_defaults(prediction))
+
+    return dispatch.for_installed(workload, predicted)

@@ -23,7 +23,6 @@ from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 
-@dispatch.or_installed
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
             also_gpus: Sequence[str] = (), loops: bool = False, progress: Progress | None = None,
@@ -55,22 +54,26 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
         raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
     if maximum_load and workload.capacity is None:
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
-    kinds = unequal_gpus.shares(workload, also_gpus, _prepares(samples, progress)) if also_gpus else None
-    workload = workload.replace(gpu=kinds[0].gpu) if kinds else workload
-    dataset = None if samples is None else Dataset.of(workload, samples, progress)
-    job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
-    prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                        minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
-    if workload.mode == "inference":
-        prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
-    elif maximum_load:
-        prediction = replace(prediction, maximum_load=_search(workload, job, samples, progress).result())
-    if dataset is not None:
-        prediction = replace(
-            prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
-            filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
-    prediction = with_loops(prediction, job) if loops else prediction
-    return replace(prediction, gpus=kinds, assumptions=decisive_defaults(prediction))
+
+    def predicted(workload: Workload) -> Prediction:
+        kinds = unequal_gpus.shares(workload, also_gpus, _prepares(samples, progress)) if also_gpus else None
+        workload = workload.replace(gpu=kinds[0].gpu) if kinds else workload
+        dataset = None if samples is None else Dataset.of(workload, samples, progress)
+        job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
+        prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
+                            minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+        if workload.mode == "inference":
+            prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
+        elif maximum_load:
+            prediction = replace(prediction, maximum_load=_search(workload, job, samples, progress).result())
+        if dataset is not None:
+            prediction = replace(
+                prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
+                filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"))
+        prediction = with_loops(prediction, job) if loops else prediction
+        return replace(prediction, gpus=kinds, assumptions=decisive_defaults(prediction))
+
+    return dispatch.for_installed(workload, predicted)
 
 
 def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: bool,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import ModuleType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from predictor.common.errors import OtherReleases
 from predictor.common.progress import Progress
@@ -15,27 +14,25 @@ from predictor.jobs.training_job import Job
 from predictor.model.request import Request
 from predictor.workload.workload import Workload
 
-More = ParamSpec("More")
 Result = TypeVar("Result")
 
 
-def or_installed(work: Callable[Concatenate[Workload, More], Result]) -> Callable[Concatenate[Workload, More], Result]:
-    """Work on a workload that is done again for the installed releases, where it must trace with them and the workload
-    gives no versions. So all that the work predicts is for the same releases."""
-    @wraps(work)
-    def done(workload: Workload, *more: More.args, **named: More.kwargs) -> Result:
-        try:
-            return work(workload, *more, **named)
-        except OtherReleases as other:
-            if "versions" not in workload.filled_in:
-                raise
-            installed = {name: version for name, version in other.installed.items() if name != "python"}
-            return work(workload.replace(versions={**workload.versions, **installed}), *more, **named)
+def for_installed(workload: Workload, work: Callable[[Workload], Result]) -> Result:
+    """The result of work on a workload; of the workload in the installed releases, where the work must trace with them
+    and the workload gives no versions. So all that the work predicts is for the same releases.
 
-    return done
+    Raises:
+        InputError: as the work.
+    """
+    try:
+        return work(workload)
+    except OtherReleases as other:
+        if "versions" not in workload.filled_in:
+            raise
+        installed = {name: version for name, version in other.installed.items() if name != "python"}
+        return work(workload.replace(versions={**workload.versions, **installed}))
 
 
-@or_installed
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:
     """Prepares the job of a workload: finds its formula, and fills in the defaults that depend on the model.
 
@@ -51,7 +48,7 @@ def prepare(workload: Workload, progress: Progress | None = None, *, one_length:
     """
     if learned.is_learned_file(workload.model):
         return learned_job.prepare(workload)
-    return _of(workload).prepare(workload, progress, one_length=one_length)
+    return for_installed(workload, lambda workload: _of(workload).prepare(workload, progress, one_length=one_length))
 
 
 def resolve(workload: Workload) -> Request:

@@ -92,8 +92,11 @@ def _workspaces(profile: Profile) -> Table:
 
 
 def _left_out(profile: Profile) -> list[str]:
-    """Sentences about operators that allocated more than predicted but have no workspace in the profile."""
-    return [f"Left out: {name}: {why}." for name, why in profile.provenance.get("workspaces_left_out", {}).items()]
+    """Sentences about operators that allocated more than predicted but have no workspace, one for each reason."""
+    of_reason: dict[str, list[str]] = {}
+    for name, why in profile.provenance.get("workspaces_left_out", {}).items():
+        of_reason.setdefault(why, []).append(name)
+    return [f"Left out: {', '.join(names)}: {why}." for why, names in of_reason.items()]
 
 
 def _runtime(profile: Profile) -> str:

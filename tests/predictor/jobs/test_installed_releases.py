@@ -23,7 +23,8 @@ INSTALLED = "5.16.1"
 
 @pytest.fixture
 def job(tmp_path, monkeypatch) -> Workload:
-    """A job where another release of transformers claims to be installed."""
+    """A job without a formula, where another release of transformers claims to be installed."""
+    monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: INSTALLED if name == "transformers" else real(name))
     monkeypatch.setattr(installed_versions, "versions", lambda: PINNED | {"transformers": INSTALLED, "python": "3.11.1"})
