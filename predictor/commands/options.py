@@ -37,11 +37,22 @@ CONFIGURATIONS = (*file_kinds.SHELL_SCRIPTS, *file_kinds.DOCUMENTS)
 """Suffixes of files that ``--from`` reads."""
 
 
+class _OneFile(argparse.Action):
+    """An option that names the one file that is read: a second file is an error, as the first would be ignored."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{option_string} is given twice, and one file is read: keep one")
+        setattr(namespace, self.dest, values)
+
+
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Adds ``MODEL``, ``--workload`` and an option for each key. Options that are not given are None in the result."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help=KEYS["model"].metadata["help"])
-    parser.add_argument("--workload", metavar="FILE", help="YAML or JSON file with the same keys; options override "
-                        "it; an option KEY=VALUE overrides one key of a mapping")
+    parser.add_argument("--workload", metavar="FILE", action=_OneFile,
+                        help="YAML or JSON file with the same keys; options override it; an option KEY=VALUE overrides "
+                             "one key of a mapping")
     add_keys(parser)
 
 
@@ -77,7 +88,7 @@ def add_from(parser: argparse.ArgumentParser) -> None:
     """Adds ``--from``, ``--from-format`` and ``-- COMMAND``, which read a framework's own configuration."""
     group = parser.add_argument_group("a framework's own configuration", "in place of MODEL; options override it; a "
                                       "training's command line may follow all options, unchanged: -- COMMAND …")
-    group.add_argument("--from", dest="from_file", metavar="FILE",
+    group.add_argument("--from", dest="from_file", metavar="FILE", action=_OneFile,
                        help="LLaVA's scripts, Hugging Face's TrainingArguments, LLaMA-Factory, ms-swift, axolotl or "
                             "TRL (YAML, JSON, or a shell script that starts one training), or a DeepSpeed config")
     group.add_argument("--from-format", metavar="NAME", help="format of that file: llava, transformers, llamafactory, "

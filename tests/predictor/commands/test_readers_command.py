@@ -200,3 +200,9 @@ def test_a_script_that_holds_its_settings_is_to_be_run(given_files, capsys):
     assert code == 2 and err.startswith(
         "peakcast: error: the command: only the settings on the command line are read, not those in train.py, and none of "
         "them is known; peakcast predict --run --gpu l4 -- python train.py --batch 8 would run it on an emulated GPU; or ")
+
+
+@pytest.mark.parametrize("option", ["--from", "--workload"])
+def test_a_second_file_is_an_error(capsys, option):
+    code, _, err = answer(capsys, "predict", option, "a.yaml", option, "b.yaml")
+    assert code == 2 and f"{option} is given twice, and one file is read: keep one" in err
