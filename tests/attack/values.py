@@ -26,6 +26,8 @@ DEEP = tuple(name for name in RAW if name.startswith(("RAW_L", "RAW_M")))
 """Of those, lists and mappings that are nested deeply: more than our own limits, more than Python's, and hundreds of thousands of characters."""
 DEEP_TEXTS = tuple(RAW[name] for name in DEEP if not name.endswith("_100000"))
 """The same as texts, for keys whose text is JSON."""
+DEEPEST_TEXTS = tuple(RAW[name] for name in DEEP if name.endswith("_3000"))
+"""Of those, the ones at which Python's own parser stops."""
 WORST_NUMBERS = (DIGITS, "RAW_DIGITS", math.inf, math.nan, 10**400, "\u0663", "\u00b2")
 """Of both, those at which ``int`` and ``float`` themselves stop, each in its way, or do not where one thinks so."""
 WHOLE = (0, 1, 2, 3, 4, 7, 8, 16, 64, 512, 1024, 2048, 4096)
@@ -75,7 +77,7 @@ def numbers() -> st.SearchStrategy[Any]:
 @lru_cache
 def deep() -> st.SearchStrategy[Any]:
     """Values that are nested deeply, and texts of them."""
-    return st.one_of(st.sampled_from(DEEP_TEXTS), st.sampled_from(DEEP), st.sampled_from(DEEP).map(lambda inner: {"a": inner}))
+    return st.one_of(st.sampled_from(DEEP_TEXTS), st.sampled_from(DEEPEST_TEXTS), st.sampled_from(DEEP), st.sampled_from(DEEP).map(lambda inner: {"a": inner}))
 
 
 @lru_cache
@@ -155,7 +157,7 @@ NESTED = (value_types.Table, readers_types.Mapped, readers_types.ConfigFile, rea
 
 def value(kind: Any) -> st.SearchStrategy[Any]:
     """A value of a key: mostly one that its type accepts."""
-    return mostly(good(kind), bad(kind), 8 if isinstance(kind, NESTED) else 20 if isinstance(kind, NUMERIC) else 30)
+    return mostly(good(kind), bad(kind), 4 if isinstance(kind, NESTED) else 20 if isinstance(kind, NUMERIC) else 30)
 
 
 def weight(kind: Any) -> int:
