@@ -21,7 +21,8 @@ from predictor.profile.calibration import OperatorWorkspace
 LEAST_BYTES = 512
 """The allocator's smallest block (kMinBlockSize, c10/core/CachingDeviceAllocator.h, torch 2.11): less is invisible."""
 FEW_BYTES = 64 << 10
-"""Extra bytes of a call up to these are no workspace: a segment of small blocks (kSmallBuffer) holds 32 times more."""
+"""Extra bytes of a call up to these are too few to change what a job needs: a segment of small blocks (kSmallBuffer)
+holds 32 times as many."""
 SIGNIFICANT = 3.0
 """An estimate must differ from 0 by more than this many standard errors."""
 STEP = 0.01
@@ -71,9 +72,6 @@ def fit_workspaces(extras: Iterable[tuple[Sequence[Workspace], Mapping[str, Coun
         jobs = sum(any((extra.operator, extra.grows) == (operator, grows) for extra in job) for job, _ in extras)
         if isinstance(result, OperatorWorkspace) and jobs == 1 < len(extras):
             result = f"in one of {len(extras)} jobs only: nothing tells what it is at another shape"
-        largest = max(abs(size) for _, size in samples[operator, grows])
-        if isinstance(result, OperatorWorkspace) and largest <= FEW_BYTES:
-            result = f"up to {largest:,} bytes a call: too few to change what a job needs"
         if isinstance(result, OperatorWorkspace):
             kept.append(replace(result, grows=grows))
         elif result:
@@ -113,7 +111,7 @@ def _samples(extras: Sequence[Workspace], calls: Counter) -> Counter:
 
 def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorkspace | str:
     """The workspace of an operator, or the reason why it has none ("": too small to report)."""
-    if max(abs(size) for _, size in samples) <= LEAST_BYTES:
+    if max(abs(size) for _, size in samples) <= FEW_BYTES:
         return ""
     call, size = np.array(list(samples), dtype=float).T
     placed = call > 0
