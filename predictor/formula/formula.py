@@ -238,11 +238,15 @@ def term_to_json(term) -> list:
     return [term.function, [dimension.parts for dimension in term.dimensions]]
 
 
+LARGEST_POWER = 4
+"""Sizes grow with the square of the sequence length at most."""
+
+
 def term_from_json(document: list):
     """The opposite of :func:`term_to_json`.
 
     Raises:
-        ValueError: the document has other values than whole numbers.
+        ValueError: the document has other values than whole numbers, or exponents that no size has.
     """
     if not isinstance(document[0], str):
         return Monomial(_exponents(document))
@@ -252,6 +256,8 @@ def term_from_json(document: list):
 
 def _exponents(document: list) -> tuple[int, int, int]:
     batch, sequence, images = map(_whole, document)
+    if not all(0 <= power <= LARGEST_POWER for power in (batch, sequence, images)):
+        raise ValueError("exponents")
     return batch, sequence, images
 
 

@@ -151,8 +151,8 @@ def test_columns_of_other_than_whole_numbers_are_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("term", [[1, 0], [1, 0, {}], [1.5, 0, 0], [True, 0, 0], ["cublas_workspace", [[[[0, 0], 1]]]],
-                                  ["cublas_workspace", [[[[0, 0, 0], "1"]]]]])
-def test_a_term_of_other_than_whole_numbers_is_refused(term):
+                                  ["cublas_workspace", [[[[0, 0, 0], "1"]]]], [5, 0, 0], [0, 10**18, 0], [0, 0, -1]])
+def test_a_term_of_other_than_small_whole_numbers_is_refused(term):
     with pytest.raises(ValueError):
         formula.term_from_json(term)
 
