@@ -19,7 +19,7 @@ from predictor.common.value_types import Flag, Invalid, NotYetSupported, Table, 
 from predictor.model import models
 from predictor.workload.contradictions import CHECKPOINTING_KEYS
 from predictor.workload.deepspeed_settings import with_zero
-from predictor.workload.keys import KEYS, check_names
+from predictor.workload.keys import ALLOCATOR_VARIABLES, KEYS, check_names
 from predictor.workload.value_sources import ENGINE_KEYS
 from predictor.workload.workload import Workload
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "loop": "a training loop of your own",
           "engine": "engine", "gpu": "GPU and software"}
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 CONFIGURATIONS = (*file_kinds.SHELL_SCRIPTS, *file_kinds.DOCUMENTS)
 """Suffixes of files that ``--from`` reads."""
 

@@ -10,10 +10,9 @@ from predictor.readers.fields import for_rules
 from predictor.readers.reading import Format, Reading
 from predictor.readers.user_input import UserInput
 from predictor.readers.value_types import TEXT
-from predictor.workload.keys import Keys
+from predictor.workload.keys import ALLOCATOR_VARIABLES, Keys
 from predictor.workload.value_sources import READ, Note, Source, value
 
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 SETTINGS = for_rules(TEXT, option="allocator_conf")
 LOOP = {"keep_outputs": "none", "zero_grad": "after_step"}
 """Keys of the loop of transformers' Trainer, which trains in every format with rules (5.17, trainer.py:
@@ -95,7 +94,7 @@ def _accumulates(workload: Keys) -> str | None:
 def _allocator(reading: Reading) -> None:
     """Reads the settings of PyTorch's caching allocator from the environment variables."""
     user_input = reading.input
-    settings = {name: user_input.environment[name] for name in ALLOCATOR if user_input.environment.get(name)}
+    settings = {name: user_input.environment[name] for name in ALLOCATOR_VARIABLES if user_input.environment.get(name)}
     if len(set(settings.values())) > 1:
         raise InputError(f"{user_input.starts}: {' and '.join(settings)} differ: keep one")
     for name, text in settings.items():

@@ -16,14 +16,14 @@ from typing import Any
 from predictor.common.errors import InputError
 from predictor.common.value_types import Invalid, flat, thaw
 from predictor.readers import accelerate, own_deepspeed
-from predictor.readers.configuration import ALLOCATOR, with_rules
+from predictor.readers.configuration import with_rules
 from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit
 from predictor.readers.reading import Format, Reading
 from predictor.readers.user_input import UserInput
 from predictor.workload import deepspeed_settings
 from predictor.workload.given_keys import GivenKeys
-from predictor.workload.keys import DEFAULTS, KEYS, image_sizes
+from predictor.workload.keys import ALLOCATOR_VARIABLES, DEFAULTS, KEYS, image_sizes
 from predictor.workload.value_sources import ENGINE_KEYS, OwnChange
 from predictor.workload.workload_draft import Draft
 
@@ -136,7 +136,7 @@ class OwnWords:
         launched = accelerate.launched(user_input)
         if self.form.name == "deepspeed":
             workload, _ = read_without_arguments(replace(launched, path=None))
-            conf = next((item for name, item in user_input.environment.items() if name in ALLOCATOR), None)
+            conf = next((item for name, item in user_input.environment.items() if name in ALLOCATOR_VARIABLES), None)
             return workload | ({"allocator_conf": conf} if conf else {}), None
         reading = with_rules(self.form, launched)
         return reading.workload, reading
@@ -170,7 +170,8 @@ class OwnWords:
 
     def _environment(self, conf: str | None) -> Iterator[Edit]:
         if conf is not None:
-            given = [name for name in ALLOCATOR if name in self.user_input.environment] or ALLOCATOR[:1]
+            given = [name for name in ALLOCATOR_VARIABLES if name in self.user_input.environment
+                     ] or ALLOCATOR_VARIABLES[:1]
             yield from (Edit(name, conf, ENVIRONMENT) for name in given)
 
 

@@ -187,6 +187,10 @@ class _Gpu(Text):
         return {"anyOf": [{"enum": list(gpus.GPUS)}, super().schema()]}  # an editor completes the names of the first
 
 
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables from which PyTorch reads what ``allocator_conf`` has."""
+
+
 class _AllocatorConf(Text):
     """Value type of ``allocator_conf``: the text of ``PYTORCH_CUDA_ALLOC_CONF``."""
 
