@@ -51,8 +51,9 @@ def _round_up(size: int, unit: int) -> int:
 
 
 def _no_range(size: int) -> InputError:
-    return InputError(f"the job asks for {size:,} bytes more than the {LAST_ADDRESS - FIRST_ADDRESS >> 40} TiB of "
-                      "addresses of a GPU hold: check its batch, its sequence length and its buckets")
+    tebibytes = LAST_ADDRESS - FIRST_ADDRESS >> 40
+    return InputError(f"the job asks for {size:,} bytes, more than is left of a GPU's {tebibytes} TiB of addresses: check "
+                      "its batch, its sequence length and its buckets")
 
 
 class SimulatedDriver:

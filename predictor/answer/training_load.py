@@ -144,9 +144,9 @@ def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...], unit
         return Load(size, limits, caution)
 
     def fits_even_then(units: int) -> bool:
-        other = attempt(unit * units)
-        return fits(attempt, unit * units) and _caution(attempt, unit * units) is None and not isinstance(
-            other, InputError) and fits_with_other_loops(other.job)
+        smaller, tried = unit * units, attempt(unit * units)
+        return (isinstance(tried, Tried) and fits(attempt, smaller) and _caution(attempt, smaller) is None
+                and fits_with_other_loops(tried.job))
 
     low, high = given // unit if given < size and fits_even_then(given // unit) else 0, -(-size // unit)
     while high - low > 1:

@@ -227,7 +227,8 @@ def _with_sums(micro: MicroStep) -> MicroStep:
 
     A parameter that is used twice, such as tied embeddings, has two gradients. Autograd adds them on the stream of the
     function that takes the sum, and records both on it (torch 2.11, csrc/autograd/input_buffer.cpp). The trace marks
-    only the sum, as read by that stream.
+    only the sum, as read by that stream. Any sum so marked counts as one of two gradients, also one of activations that
+    would reach a parameter as its gradient unchanged, which no compared model has.
     """
     assert micro.marks is not None  # traced with FSDP1's wrappers
     events, buffers = micro.events, micro.events.buffers

@@ -239,7 +239,7 @@ def term_to_json(term) -> list:
 
 
 LARGEST_POWER = 4
-"""Sizes grow with the square of the sequence length at most."""
+"""Largest exponent of a quantity in a size; sizes of shipped formulas grow with the square of a quantity at most."""
 
 
 def term_from_json(document: list):

@@ -50,7 +50,7 @@ def shard(model, mesh: DeviceMesh) -> None:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     size = mesh.size()
-    if len(signature(apply_tensor_parallelism).parameters) != len(ARGUMENTS):
+    if tuple(signature(apply_tensor_parallelism).parameters) != ARGUMENTS:
         raise InputError(f"tensor_parallel_size {size}: transformers {version('transformers')} shards in another way "
                          "than 5.17, which is predicted: install transformers==5.17.0, or name a Python that has it "
                          "(--python)")

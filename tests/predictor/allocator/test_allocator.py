@@ -379,5 +379,5 @@ def test_more_than_all_addresses_is_one_line(step):
     driver = SimulatedDriver(address_step_bytes=step)
     for _ in range(LAST_ADDRESS - FIRST_ADDRESS >> 40):
         driver.allocate(1 << 40)
-    with pytest.raises(InputError, match="more than the 48 TiB of addresses of a GPU hold"):
+    with pytest.raises(InputError, match="more than is left of a GPU's 48 TiB of addresses"):
         driver.allocate(1 << 40)
