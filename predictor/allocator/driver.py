@@ -52,8 +52,8 @@ def _round_up(size: int, unit: int) -> int:
 
 def _no_range(size: int) -> InputError:
     tebibytes = LAST_ADDRESS - FIRST_ADDRESS >> 40
-    return InputError(f"the job asks for {size:,} bytes, more than is left of a GPU's {tebibytes} TiB of addresses: check "
-                      "its batch, its sequence length and its buckets")
+    return InputError(f"the job asks for {size:,} bytes, more than is left of a GPU's {tebibytes} TiB of addresses: "
+                      "check its batch, its sequence length and its buckets")
 
 
 class SimulatedDriver:
