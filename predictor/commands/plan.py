@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, "
                        f"{INSTEAD} (on one GPU: adapters, shorter sequences, smaller pictures)")
     group.add_argument("--top", metavar="N", type=_count, help=f"number of configurations to rank; default: {TOP}; on "
-                       "one GPU the cheapest plain loop is always added")
+                       "one GPU the cheapest plain loop that fits is added")
     group.add_argument("--no-trace", action="store_true",
                        help="leave out configurations without a formula (a trace needs torch)")
     output.add_output(parser)
