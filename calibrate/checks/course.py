@@ -35,7 +35,8 @@ from calibrate.records.record import MeasuredOn
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.simulate import Device
 from predictor.common import gpus
-from predictor.course.runs import BatchRuns
+from predictor.course.evaluation import Evaluating, EvaluationRuns
+from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
 from predictor.course.simulate import COLUMNS, RankCourse, simulate
 from predictor.workload.samples import Samples
@@ -48,7 +49,7 @@ COMPARED = COLUMNS[:7]
 """The columns of the program's rows."""
 SAVED = ("peak_requested_bytes", "peak_allocated_bytes", "allocated_bytes", "reserved_bytes")
 """The columns that the results file keeps."""
-OWN = ("samples", "steps", "sampling", "empty_cache_steps", "conf", "held")
+OWN = ("samples", "steps", "sampling", "empty_cache_steps", "conf", "held", "evaluation")
 """Keys of a job that are not the workload's."""
 PICTURES = ((280, 280), (336, 504), (448, 448), (672, 448), (784, 588), (980, 700), (1288, 966))
 TOKENS_OF_LLAVA = 576
@@ -77,6 +78,7 @@ class Job:
     runs: BatchRuns
     steps: list[Step]
     rank: int
+    evaluation: EvaluationRuns | None = None
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Job:
@@ -87,8 +89,14 @@ class Job:
         workload = workload.fill(images_per_sample=int(samples.images.max() > 0))
         sampler = Sampler(samples.tokens, workload.per_device_train_batch_size, workload.data_parallel_size,
                           workload.gradient_accumulation_steps, Sampling(**keys.get("sampling", {})))
+        evaluation = None
+        if "evaluation" in keys:
+            evaluated = dict(keys["evaluation"])
+            every, size = evaluated.pop("every"), evaluated.pop("size")
+            evaluation = EvaluationRuns(workload, Evaluating(every, drawn_samples(
+                workload.sequence_length or 0, **keys["samples"] | evaluated), size))
         return cls(keys, workload, BatchRuns(workload, samples), sampler.steps(keys["steps"]),
-                   0 if workload.rank == "worst" else int(workload.rank))
+                   0 if workload.rank == "worst" else int(workload.rank), evaluation)
 
     @property
     def conf(self) -> str:
@@ -99,7 +107,8 @@ class Job:
         """The simulated course."""
         device = Device(AllocatorSettings.parse(self.conf), self.workload.capacity)
         return simulate(self.runs, self.steps, self.rank, device,
-                        empty_cache_steps=self.keys.get("empty_cache_steps"), held=self.keys.get("held", 1))
+                        empty_cache_steps=self.keys.get("empty_cache_steps"), held=self.keys.get("held", 1),
+                        evaluation=self.evaluation)
 
     def measured(self) -> dict[str, Any]:
         """The course on the emulated GPU: the program's answer."""
@@ -108,14 +117,21 @@ class Job:
                    for step in self.steps]
         task = {"workload": self.workload.resolved(), "rank": self.rank,
                 "empty_cache_steps": self.keys.get("empty_cache_steps"), "held": self.keys.get("held", 1),
-                "steps": [[{"shape": list(batch.shape), "padded": batch.padded, "pictures": batch.pictures}
-                           for batch in of_step] for of_step in batches]}
+                "steps": [list(map(_plain_batch, of_step)) for of_step in batches]}
+        if self.evaluation:
+            evaluated = map(self.evaluation.batch, self.evaluation.of_rank(self.rank))
+            task["evaluation"] = {"every": self.evaluation.every, "batches": list(map(_plain_batch, evaluated))}
         where = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(task, file)
             file.flush()
             return device_query.run_module(PROGRAM, where, file.name, capacity_bytes=self.workload.capacity_bytes,
                                            variables=dict.fromkeys(ALLOCATOR_VARIABLES, self.conf) if self.conf else {})
+
+
+def _plain_batch(batch: Batch) -> dict[str, Any]:
+    """A batch as the program reads it."""
+    return {"shape": list(batch.shape), "padded": batch.padded, "pictures": batch.pictures}
 
 
 def _path(model: str) -> str:

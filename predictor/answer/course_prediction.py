@@ -13,10 +13,13 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.suggestions import quoted
 from predictor.course.course import Request, Simulation
+from predictor.course.evaluation import BATCH
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
+
+LEFT_OUT = "The job's evaluations are left out: add --eval-samples FILE and --eval-steps N."
 
 
 def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
@@ -41,9 +44,15 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
                          "leave --steps and --epochs out")
 
     def predicted(workload: Workload) -> Prediction:
+        evaluates, size = workload.evaluates, workload.per_device_eval_batch_size or BATCH
+        if request.evaluating is not None:  # whether this job's evaluation can be predicted
+            workload = workload.replace(per_device_eval_batch_size=size)
+        workload = workload.replace(per_device_eval_batch_size=None) if workload.evaluates else workload
         workload, taken = as_the_model_takes_them(workload, samples)
-        simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken, request, progress,
-                                tell)
+        evaluating = request.evaluating and replace(
+            request.evaluating, size=size, samples=_evaluated(workload, request.evaluating.samples))
+        simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
+                                replace(request, evaluating=evaluating), progress, tell)
         if not taken.pictures:
             check_room(taken, simulation.job.formula.facts.tokens_per_image)
         course = simulation.run()
@@ -56,6 +65,12 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
             headroom_bytes=None if workload.capacity is None else workload.capacity - reserved.bytes,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
             not_modelled=prediction.not_modelled + course.caveats)
-        return replace(prediction, assumptions=decisive_defaults(prediction))
+        left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
+        return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 
     return dispatch.for_installed(workload, predicted)
+
+
+def _evaluated(workload: Workload, samples: Samples) -> Samples:
+    """The samples of an evaluation, as the model of a training takes them. They may be fewer than its batches have."""
+    return as_the_model_takes_them(workload.replace(per_device_train_batch_size=1), samples)[1]

@@ -361,6 +361,9 @@ def add_course(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
                        "(default: as many as take about a minute, 3 to 20)")
     group.add_argument("--empty-cache-steps", type=int, metavar="N", help="the Trainer's torch_empty_cache_steps")
+    group.add_argument("--eval-samples", metavar="FILE", help="evaluate on these samples between the steps, in batches "
+                       "of --per-device-eval-batch-size (default: 8)")
+    group.add_argument("--eval-steps", type=int, metavar="N", help="optimizer steps between two evaluations")
     group.add_argument("--plot", metavar="FILE", help="also write the course as a picture (.svg)")
 
 
@@ -370,7 +373,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
     Raises:
         InputError: an option is wrong, or needs another.
     """
-    names = ("sampling", "seed", "seeds", "empty_cache_steps", "plot")
+    names = ("sampling", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot")
     given = [name for name in names if getattr(arguments, name) is not None] + ["drop_last"] * arguments.drop_last
     if arguments.steps is None and arguments.epochs is None:
         if given:
@@ -381,13 +384,19 @@ def course(arguments: argparse.Namespace) -> Request | None:
     for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot", "loops"):
         if getattr(arguments, name):
             raise InputError(f"{_called(name)} is about one batch: leave it out, or leave out --steps and --epochs")
+    if (arguments.eval_samples is None) is not (arguments.eval_steps is None):
+        raise InputError("evaluations need both --eval-samples FILE and --eval-steps N: give both, or leave both out")
     from predictor.course.course import Request
+    from predictor.course.evaluation import Evaluating
     from predictor.course.sampler import Sampling
+    from predictor.workload.samples import read
 
     own = {"strategy": arguments.sampling, "seed": arguments.seed}
     sampling = Sampling(**{name: value for name, value in own.items() if value is not None},
                         drop_last=arguments.drop_last)
-    return Request(arguments.steps, arguments.epochs, sampling, arguments.seeds, arguments.empty_cache_steps)
+    evaluating = Evaluating(arguments.eval_steps, read(arguments.eval_samples)) if arguments.eval_samples else None
+    return Request(arguments.steps, arguments.epochs, sampling, arguments.seeds, arguments.empty_cache_steps,
+                   evaluating)
 
 
 def exit_code(prediction: Prediction) -> int:

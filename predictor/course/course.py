@@ -16,11 +16,13 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.course import cures
 from predictor.course.cures import Cure, Setting
+from predictor.course.evaluation import Evaluating, EvaluationRuns
 from predictor.course.intervals import wilson
 from predictor.course.runs import BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
 from predictor.course.simulate import COLUMNS, OutOfMemoryAt, RankCourse, simulate
 from predictor.jobs.training_job import Job
+from predictor.workload.engines import ENGINES
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -46,6 +48,7 @@ class Request:
         sampling: how batches are drawn.
         seeds: number of seeds for the chance of an out-of-memory error; None for as many as take about a minute.
         empty_cache_steps: transformers' ``torch_empty_cache_steps``; None for never.
+        evaluating: evaluations between the steps; None for none.
     """
 
     steps: int | None = None
@@ -53,6 +56,7 @@ class Request:
     sampling: Sampling = Sampling()
     seeds: int | None = None
     empty_cache_steps: int | None = None
+    evaluating: Evaluating | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) is (self.epochs is None):
@@ -73,6 +77,8 @@ class Failure:
         tokens, images: of the batch: tokens of its longest sample, images of all.
         requested_bytes: what could not be allocated.
         idle_bytes: what PyTorch had reserved and no block held.
+        evaluated: number of the batch in the evaluation after the step, from 1 on; 0 in training. The batch is then one
+            of the evaluation.
     """
 
     rank: int
@@ -88,6 +94,7 @@ class Failure:
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
+    evaluated: int = 0
 
     @property
     def idle_bytes(self) -> int:
@@ -100,7 +107,7 @@ class Failure:
         return cls(found.rank, found.step, found.micro_step, found.epoch + 1,
                    tuple(index + 1 for index in found.samples), shape.sequence if shape else 0,
                    shape.images if shape else 0, shortage.tag.moment.value, shortage.tag.module, shortage.tag.operator,
-                   shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes)
+                   shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes, found.evaluated)
 
 
 @dataclass(frozen=True)
@@ -168,6 +175,8 @@ class Course:
         chance: None if the GPU is not named.
         trials: other settings; empty if the GPU is not named, or if no seed runs out of memory.
         caveats: what the course leaves out.
+        eval_steps: steps between two evaluations; None if none is simulated.
+        eval_batches: batches of an evaluation on each rank.
     """
 
     samples: int
@@ -186,6 +195,8 @@ class Course:
     chance: Chance | None = None
     trials: tuple[Trial, ...] = ()
     caveats: tuple[str, ...] = ()
+    eval_steps: int | None = None
+    eval_batches: int = 0
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -235,6 +246,7 @@ class Simulation:
         self.steps_per_epoch = sampler.steps_per_epoch
         if self.steps > MOST_STEPS:
             raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
+        self._evaluation = self._evaluations(request.evaluating, progress)
         self._drawn: dict[Sampling, list[Step]] = {}
         first = self._runs.batch(self.drawn(request.sampling)[0].batches[0][0])
         self.job: Job = self._runs.job(first)
@@ -247,11 +259,15 @@ class Simulation:
         self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling)
 
     def heaviest(self, course: Course) -> Job:
-        """The job of the batch of a course's rank that requests the most memory."""
-        step = max(1, int(np.argmax(course.columns["peak_requested_bytes"])))
-        place = self._runs.place(course.rank)
-        batches = [self._runs.batch(of_ranks[place % len(of_ranks)])
-                   for of_ranks in self.drawn(self._request.sampling)[step - 1].batches]
+        """The job of the training batch of a course's rank that requests the most memory.
+
+        Of a course with evaluations, whose requests the columns hold too, it is the one with the most tokens.
+        """
+        steps, place = self.drawn(self._request.sampling), self._runs.place(course.rank)
+        if self._evaluation is None:
+            highest = max(1, int(np.argmax(course.columns["peak_requested_bytes"])))
+            steps = steps[highest - 1 : highest]
+        batches = [self._runs.batch(of_ranks[place % len(of_ranks)]) for step in steps for of_ranks in step.batches]
         return self._runs.exact_job(max(batches, key=lambda batch: (batch.shape.batch * batch.shape.sequence,
                                                                     batch.shape.images)))
 
@@ -267,7 +283,8 @@ class Simulation:
             ranks=tuple(self._ranks), left_out=self._left_out, limit_bytes=limit, verdict=None, rank=worst.rank,
             columns={name: tuple(getattr(worst.memory, name).tolist()) for name in COLUMNS},
             failure=Failure.of(worst.failure) if worst.failure else None, calls_per_step=_calls(worst),
-            caveats=tuple(self._caveats(worst)))
+            caveats=tuple(self._caveats(worst)), eval_steps=self._evaluation.every if self._evaluation else None,
+            eval_batches=len(self._evaluation or ()))
         if capacity is None:
             return course
         dies = [self.worst(self._setting, bound).failure is not None for bound in margin.limits(capacity)]
@@ -295,13 +312,24 @@ class Simulation:
         first: RankCourse | None = None
         most: RankCourse | None = None
         for rank in self._ranks:
-            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps)
+            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps,
+                             evaluation=self._evaluation)
             if found.failure and (first is None or found.failure.order < _order(first)):
                 first, steps = found, steps[: found.failure.step]
             if most is None or found.memory.peak_reserved_bytes.max() > most.memory.peak_reserved_bytes.max():
                 most = found
         assert most is not None  # a job has a rank
         return first or most
+
+    def _evaluations(self, evaluating: Evaluating | None, progress: Progress | None) -> EvaluationRuns | None:
+        if evaluating is None:
+            return None
+        runs = EvaluationRuns(self._workload, evaluating, progress)
+        batches = self.steps // evaluating.every * len(runs)
+        if batches > MOST_STEPS:
+            raise InputError(f"eval_steps {evaluating.every}: {batches:,} batches are evaluated, more than "
+                             f"{MOST_STEPS:,}: give fewer steps, or fewer samples to evaluate")
+        return runs
 
     def _sampler(self, sampling: Sampling) -> Sampler:
         workload = self._workload
@@ -341,7 +369,10 @@ class Simulation:
 
     def _caveats(self, worst: RankCourse) -> Iterator[str]:
         """What the course leaves out."""
-        yield "evaluations and the saving of checkpoints between the steps"
+        if self._evaluation is None:
+            yield "evaluations between the steps"
+        if not ENGINES[self.job.setup.engine].whole:
+            yield "the saving of checkpoints between the steps, for which sharded parameters are gathered"
         if self._left_out:
             yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
         if self._runs.lacks_images:
@@ -352,7 +383,7 @@ class Simulation:
             yield f"{worst.unmatched} buffers that batches of different kinds hand over in different ways"
 
 
-def _order(course: RankCourse) -> tuple[int, int]:
+def _order(course: RankCourse) -> tuple[int, int, int]:
     assert course.failure is not None
     return course.failure.order
 

@@ -61,6 +61,7 @@ class Player:
         self._waiting: dict[Name, deque[int]] = {}
         self._kept: set[Name] = set()
         self._batches: deque[list[int]] = deque()
+        self._evaluated: deque[list[int]] = deque()
 
     def state(self) -> State:
         """The allocator's counters now."""
@@ -74,16 +75,25 @@ class Player:
         """``torch.cuda.empty_cache``."""
         self._run(np.array([EventType.EMPTY_CACHE], np.int8), np.array([NOTHING], np.int32))
 
+    def free_evaluated(self) -> None:
+        """Frees the last batch of an evaluation."""
+        for batch in self._evaluated:
+            self._run(np.full(len(batch), EventType.FREE, np.int8), np.array(batch, np.int32))
+            self._unused += batch
+        self._evaluated.clear()
+
     def play(self, part: Part, sizes: Sizes, first_only: Sequence[FirstOnly] = (), *,
-             empties_cache: bool = False) -> Shortage | None:
+             empties_cache: bool = False, evaluates: bool = False) -> Shortage | None:
         """Plays a part, up to an allocation that runs out of memory.
 
         Args:
             first_only: what the first step of the part's run allocates at this place and keeps. It is added where no
                 run has allocated it yet.
             empties_cache: whether the loop empties the cache before backward (``torch_empty_cache_steps``).
+            evaluates: whether the part's batch is one of an evaluation, beside which that of training stays.
         """
-        if self._held is None and self._batches:
+        batches, held = (self._evaluated, 1) if evaluates else (self._batches, self._held)
+        if held is None and batches:
             part = part.without_inputs()
         missing = [one for one in first_only if one.name not in self._kept and one.name not in part.made]
         new = self._new(len(part.made) + len(missing))
@@ -97,10 +107,10 @@ class Player:
         numbers = np.concatenate([np.arange(own.start, own.stop), made, used]).astype(np.int32)[part.number]
         at, kinds, added = [], [], []
         if part.inputs:
-            last = self._batches.popleft() if self._held == len(self._batches) else []
+            last = batches.popleft() if held == len(batches) else []
             at, kinds, added = [part.inputs] * len(last), [EventType.FREE] * len(last), last
             freed += last
-            self._batches.append(made[: part.inputs])
+            batches.append(made[: part.inputs])
         if missing:
             rows, extra = np.array([one.buffer for one in missing]), new[len(part.made):]
             self._sizes[extra], self._streams[extra] = sizes(rows), streams[rows]

@@ -94,8 +94,7 @@ class BatchRuns:
         kinds: dict[Hashable, Batch] = {}
         for batch in new:
             kinds.setdefault(self._kind(batch), batch)
-        missing = sum(training_job.needs_trace(self._request(batch)) for kind, batch in kinds.items()
-                      if kind not in self._jobs)
+        missing = sum(self._is_missing(self._request(batch)) for kind, batch in kinds.items() if kind not in self._jobs)
         if missing > MOST_FORMULAS:
             raise InputError(f"samples: their batches are of {missing} kinds whose formulas must be traced, more than "
                              f"{MOST_FORMULAS}: give fewer steps, or image_sizes rounded to fewer sizes")
@@ -108,7 +107,7 @@ class BatchRuns:
 
     def exact_job(self, batch: Batch) -> Job:
         """The job of this batch, at its own shape."""
-        return training_job.job_of_request(Request.of(self._workload(batch), batch.shape), self._progress)
+        return self._job_of(Request.of(self._workload(batch), batch.shape))
 
     def of(self, batch: Batch, rank: int,
            limit_bytes: int | None) -> tuple[CutRun, Callable[[np.ndarray], np.ndarray]]:
@@ -122,8 +121,12 @@ class BatchRuns:
         if key not in self._runs:
             self._runs[key] = CutRun(job.composed(limit_bytes, rank), job.formula.micro, job.setup.micro_steps)
         run = self._runs[key]
-        return run, partial(self._bytes, run.events, self._rows(run.events, kind, job, batch.shape),
-                            corrections.coefficients(job.profile))
+        return run, self.sizes(run.events, kind, job, batch)
+
+    def sizes(self, events: EventList, kind: Hashable, job: Job, batch: Batch) -> Callable[[np.ndarray], np.ndarray]:
+        """The function that gives the bytes of rows of a run's buffers at the shape of a batch."""
+        return partial(self._bytes, events, self._rows(events, kind, job, batch.shape),
+                       corrections.coefficients(job.profile))
 
     def place(self, rank: int) -> int:
         """The index of a rank among the data-parallel ranks, which decides its batches."""
@@ -131,16 +134,23 @@ class BatchRuns:
 
     # formulas ---------------------------------------------------------------------------------------------------
 
+    def _job_of(self, request: Request) -> Job:
+        return training_job.job_of_request(request, self._progress)
+
+    def _is_missing(self, request: Request) -> bool:
+        """Whether the formula of a request must be traced."""
+        return training_job.needs_trace(request)
+
     def _found(self, batch: Batch) -> tuple[Hashable, Job]:
         if batch not in self._known:
             kind = self._kind(batch)
-            job = self._jobs.get(kind) or training_job.job_of_request(self._request(batch), self._progress)
+            job = self._jobs.get(kind) or self._job_of(self._request(batch))
             self._jobs[kind] = job
             regime = job.formula.regime
             if not regime.is_wide or regime.is_family:  # a formula for this number of images, or this shape alone
                 kind = kind, (batch.shape if not isinstance(regime.rows, RowClass) else
                               replace(batch.shape, sequence=0))
-                job = self._jobs.get(kind) or training_job.job_of_request(self._request(batch), self._progress)
+                job = self._jobs.get(kind) or self._job_of(self._request(batch))
                 self._jobs[kind] = job
             self._known[batch] = kind, job
         return self._known[batch]

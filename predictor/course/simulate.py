@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.allocator.simulate import Device
+from predictor.course.evaluation import EvaluationRuns
 from predictor.course.player import Player, Shortage
 from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Step
@@ -50,6 +51,8 @@ class OutOfMemoryAt:
     Attributes:
         step, micro_step: from 1 on; 0 in start-up.
         samples: indices of the batch's samples, from 0 on.
+        evaluated: number of the batch in the evaluation after the step, from 1 on; 0 in training. ``samples`` are then
+            those of the evaluation.
     """
 
     rank: int
@@ -59,11 +62,12 @@ class OutOfMemoryAt:
     samples: tuple[int, ...]
     batch: Batch | None
     shortage: Shortage
+    evaluated: int = 0
 
     @property
-    def order(self) -> tuple[int, int]:
-        """By which failures of ranks are compared: step and micro-step."""
-        return self.step, self.micro_step
+    def order(self) -> tuple[int, int, int]:
+        """By which failures of ranks are compared: step, micro-step, and batch of the evaluation."""
+        return self.step, self.micro_step, self.evaluated
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,47 +81,75 @@ class RankCourse:
 
 
 def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, *,
-             empty_cache_steps: int | None = None, held: int | None = 1) -> RankCourse:
+             empty_cache_steps: int | None = None, held: int | None = 1, evaluation: EvaluationRuns | None = None
+             ) -> RankCourse:
     """Plays the steps of a rank until they end, or one runs out of memory.
 
     Args:
         empty_cache_steps: transformers' ``torch_empty_cache_steps``: before backward the cache is emptied in each step
             after a multiple of so many (5.17, trainer.py, ``training_step``).
         held: as for :class:`predictor.course.player.Player`.
+        evaluation: what is evaluated between steps; it counts to the step before. None for nothing.
     """
-    player = Player(device, held)
+    playing = _Playing(runs, rank, device, Player(device, held), empty_cache_steps, evaluation)
     rows: list[list[int]] = []
-    place = runs.place(rank)
-    batches = [[runs.batch(indices[place % len(indices)]) for indices in step.batches] for step in steps]
+    failure = None
+    for number, step in enumerate((None, *steps)):
+        failure = playing.step(number, step) if step else playing.start(steps[0])
+        rows.append([getattr(playing.player.state(), name) for name in COLUMNS])
+        playing.player.reset_peaks()
+        if failure:
+            break
+    columns = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)).T
+    return RankCourse(rank, StepsMemory(*columns), failure, playing.player.unmatched)
 
-    def result(failure: OutOfMemoryAt | None = None) -> RankCourse:
-        columns = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)).T
-        return RankCourse(rank, StepsMemory(*columns), failure, player.unmatched)
 
-    def note() -> None:
-        state = player.state()
-        rows.append([getattr(state, name) for name in COLUMNS])
-        player.reset_peaks()
+@dataclass(frozen=True)
+class _Playing:
+    """The arguments of :func:`simulate`, and the player. Each method plays, up to a failure."""
 
-    run, sizes = runs.of(batches[0][0], rank, device.limit_bytes)
-    shortage = player.play(run.start, sizes)
-    note()
-    if shortage:
-        return result(OutOfMemoryAt(rank, 0, 0, 0, (), None, shortage))
-    for step, of_step in zip(steps, batches):
-        number, count = len(rows), len(of_step)
-        empties = bool(empty_cache_steps) and (number - 1) % (empty_cache_steps or 1) == 0
-        for index, batch in enumerate(of_step):
-            run, sizes = runs.of(batch, rank, device.limit_bytes)
-            parts = [run.micro_step(number, index, count)]
-            if index == count - 1:
+    runs: BatchRuns
+    rank: int
+    device: Device
+    player: Player
+    empty_cache_steps: int | None
+    evaluation: EvaluationRuns | None
+
+    def _samples(self, step: Step) -> list[np.ndarray]:
+        """The samples of the rank's batches in a step."""
+        place = self.runs.place(self.rank)
+        return [of_ranks[place % len(of_ranks)] for of_ranks in step.batches]
+
+    def start(self, first: Step) -> OutOfMemoryAt | None:
+        """Start-up."""
+        run, sizes = self.runs.of(self.runs.batch(self._samples(first)[0]), self.rank, self.device.limit_bytes)
+        shortage = self.player.play(run.start, sizes)
+        return OutOfMemoryAt(self.rank, 0, 0, 0, (), None, shortage) if shortage else None
+
+    def step(self, number: int, step: Step) -> OutOfMemoryAt | None:
+        """The micro-steps of a step, its optimizer step, and the evaluation that follows."""
+        drawn = self._samples(step)
+        empties = bool(self.empty_cache_steps) and (number - 1) % (self.empty_cache_steps or 1) == 0
+        for index, indices in enumerate(drawn):
+            batch = self.runs.batch(indices)
+            run, sizes = self.runs.of(batch, self.rank, self.device.limit_bytes)
+            parts = [run.micro_step(number, index, len(drawn))]
+            if index == len(drawn) - 1:
                 parts.append(run.optimizer_step(number))
             for part in parts:
-                shortage = player.play(part, sizes, run.first_only(part), empties_cache=empties)
+                shortage = self.player.play(part, sizes, run.first_only(part), empties_cache=empties)
                 if shortage:
-                    note()
-                    drawn = step.batches[index][place % len(step.batches[index])]
-                    return result(OutOfMemoryAt(rank, number, index + 1, step.epoch, tuple(drawn.tolist()), batch,
-                                                shortage))
-        note()
-    return result()
+                    return OutOfMemoryAt(self.rank, number, index + 1, step.epoch, tuple(indices.tolist()), batch,
+                                         shortage)
+        return self._evaluation(number, step) if self.evaluation and number % self.evaluation.every == 0 else None
+
+    def _evaluation(self, number: int, step: Step) -> OutOfMemoryAt | None:
+        assert self.evaluation is not None  # the caller looks
+        for index, indices in enumerate(self.evaluation.of_rank(self.rank)):
+            batch = self.evaluation.batch(indices)
+            shortage = self.player.play(*self.evaluation.part(batch), evaluates=True)
+            if shortage:
+                return OutOfMemoryAt(self.rank, number, len(step.batches), step.epoch, tuple(indices.tolist()), batch,
+                                     shortage, index + 1)
+        self.player.free_evaluated()
+        return None

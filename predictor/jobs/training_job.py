@@ -326,13 +326,19 @@ def job_of_request(request: Request, progress: Progress | None = None, *, one_le
     return job.with_workspaces(chosen.profile.workspaces) if chosen else job
 
 
-def needs_trace(request: Request) -> bool:
-    """Whether a request's formula must be traced, because it is neither shipped nor cached.
+def job_of_evaluation(request: Request, progress: Progress | None = None) -> Job:
+    """A request's evaluation alone: the job's formula is that of the forward, and no profile corrects it."""
+    formula = find_formula(request, progress, evaluation=True)
+    return Job(request, formula, replace(setup_of(request.workload, formula), gpu=request.gpu))
+
+
+def needs_trace(request: Request, *, evaluation: bool = False) -> bool:
+    """Whether the formula of a request, or of its evaluation, must be traced: it is neither shipped nor cached.
 
     Raises:
         InputError: as :func:`predictor.answer.predict.predict`.
     """
-    key = formula_key(request)
+    key = evaluation_key(request) if evaluation else formula_key(request)
     return not store.has(replace(key, regime=regime)
                          for regime in regimes.regimes_from_widest(key.regime, request.shape))
 

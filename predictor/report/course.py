@@ -86,8 +86,10 @@ def _failed(failure: Failure) -> str:
         return f"Start-up fails on {place}: {_asks(failure)}."
     samples = ", ".join(map(str, failure.samples[:SHOWN_SAMPLES])) + ", …" * (len(failure.samples) > SHOWN_SAMPLES)
     micro = f", micro-step {failure.micro_step}" if failure.micro_step > 1 else ""
+    place = f"Step {failure.step:,}{micro} of epoch {failure.epoch} fails on {place}" if not failure.evaluated else \
+        f"The evaluation after step {failure.step:,} fails on {place} at its batch {failure.evaluated:,}"
     images = f", {failure.images:,} image(s)" if failure.images else ""
-    return (f"Step {failure.step:,}{micro} of epoch {failure.epoch} fails on {place} in {failure.moment}: its batch is "
+    return (f"{place} in {failure.moment}: {'this' if failure.evaluated else 'its'} batch is "
             f"{len(failure.samples)} × {failure.tokens:,} tokens{images} (samples {samples}). {_asks(failure)}.")
 
 
@@ -128,8 +130,10 @@ def _drawn(course: Course) -> str:
     order = {"random": f"drawn at random with seed {sampling.seed}", "sequential": "in the file's order",
              "group_by_length": f"grouped by length with seed {sampling.seed}"}[sampling.strategy]
     first = ", the longest batch first" if sampling.longest_first else ""
+    evaluated = f" After every {course.eval_steps:,} steps {course.eval_batches:,} batches are evaluated." \
+        if course.eval_steps else ""
     return (f"Batches of {course.samples:,} samples {order}{first}, each with its own events, on {ranks}; an epoch has "
-            f"{course.steps_per_epoch:,} steps.")
+            f"{course.steps_per_epoch:,} steps.{evaluated}")
 
 
 def _trials(course: Course) -> Table:

@@ -2,7 +2,8 @@
 
 The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), ``held`` (how
 many batches are on the GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
-``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes).
+``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes). ``evaluation``, if there is one, has such
+batches, too, with which the model is evaluated after ``every`` steps.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,20 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     config = Request.of(workload).config
     assert config is not None  # a workload with a model
 
-    def inputs(pictures: Any) -> Any:
-        sizes = tuple(map(tuple, pictures)) or workload.image_sizes
-        return inputs_of(config, model, sizes, workload.video_frames, workload.dtype)
+    @cache
+    def inputs(sizes: tuple[tuple[int, int], ...]) -> Any:
+        return inputs_of(config, model, sizes or workload.image_sizes, workload.video_frames, workload.dtype)
+
+    def on_host(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """The options and the tensors of a batch, which are made while the model is on meta."""
+        one = inputs(tuple(map(tuple, entry["pictures"])))
+        return one.options, one.batch(Shape(*entry["shape"]), "right" if entry["padded"] else "none")
 
     first = inputs(())
     facts = parser.describe(model, first.tokens_among(1), first.image_tokens(Request.of(workload).shape))
-    made = {tuple(map(tuple, pictures)): inputs(pictures) for pictures in (
-        entry["pictures"] for micro_steps in task["steps"] for entry in micro_steps)}
-    batches = [[(made[tuple(map(tuple, entry["pictures"]))], entry) for entry in micro_steps]
-               for micro_steps in task["steps"]]
-    batches = [[(one.options, one.batch(Shape(*entry["shape"]), "right" if entry["padded"] else "none"))
-                for one, entry in micro_steps] for micro_steps in batches]  # while the model is on meta
+    batches = [list(map(on_host, micro_steps)) for micro_steps in task["steps"]]
+    evaluation = task.get("evaluation") or {"every": 1, "batches": []}
+    evaluated = [tensors for _, tensors in map(on_host, evaluation["batches"])]
     reference_loop.choose_attention(workload.sdpa_backend)
     model = reference_loop.placed(model, workload, None)
     forward, backward, step = ENGINES[workload.engine](
@@ -106,7 +109,30 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
             if workload.keep_outputs != "next_forward":
                 del loss
             step()
+        due = (number + 1) % evaluation["every"] == 0
+        _evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated if due else [])
         note()
+
+
+def _evaluate(model: Any, forward: Callable[..., Any], batches: Sequence[dict[str, Any]]) -> None:
+    """Evaluates as Hugging Face's Trainer does: a batch is freed when the next one is on the GPU.
+
+    It does not turn off the cache of keys and values as the training's calls do
+    (:func:`predictor.trace.trace.prepare_evaluation`).
+    """
+    import torch
+
+    from calibrate.job import reference_loop
+    from predictor.model import code_models
+    from predictor.trace import trace
+
+    trace.prepare_evaluation(model)
+    with torch.no_grad():
+        for tensors in batches:
+            batch = {name: tensor.to("cuda") for name, tensor in reference_loop.on_host(tensors).items()}
+            loss = code_models.loss_of(forward(**batch))
+            del loss
+    model.train()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,10 @@ JOBS = {
     "a loader one batch ahead": {"held": 2},
     "incomplete batches": {"samples": TEXT | {"count": 10}, "sampling": {"strategy": "sequential"},
                            "empty_cache_steps": 2},
+    "evaluations": {"model": "llava", "zero_stage": 2, "data_parallel_size": 8, "rank": 1, "samples": IMAGES,
+                    "evaluation": {"every": 2, "size": 4, "count": 50, "seed": 5}},
+    "evaluations under ddp": {"engine": "ddp", "data_parallel_size": 2, "rank": 1,
+                              "evaluation": {"every": 3, "size": 8, "count": 20, "seed": 5}},
 }
 
 
@@ -55,3 +59,13 @@ def test_an_error_is_at_the_simulated_step(tmp_path):
     comparison = compared(course._row({"group": "", "job": short}))
     assert comparison.failure and comparison.failure == comparison.measured_failure
     assert comparison.differing == 0
+
+
+def test_an_evaluation_fails_at_the_simulated_batch(tmp_path):
+    keys = BASE | {"model": model_of(tmp_path, "llama"), "evaluation": {"every": 2, "size": 32, "count": 96, "seed": 6}}
+    peaks = Job.of(keys).simulated().memory.peak_allocated_bytes
+    job = Job.of(keys | {"capacity_bytes": int(peaks.max()) - (2 << 20)})
+    measured, failure = job.measured()["out_of_memory"], job.simulated().failure
+    assert failure is not None and failure.evaluated
+    assert measured == {"step": failure.step, "micro_step": failure.micro_step,
+                        "tried_to_allocate_bytes": failure.shortage.tried_to_allocate_bytes}
