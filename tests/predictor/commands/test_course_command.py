@@ -50,7 +50,7 @@ def test_the_json_has_every_step(capsys, lengths):
 def test_details_add_the_heaviest_batch(capsys, lengths):
     code, out, _ = answered(capsys, "--samples", lengths, "--steps", "3", "--details")
     assert code == 0 and "The batch that requests the most memory:" in out and "Not modelled: " in out
-    assert "evaluations and the saving of checkpoints between the steps" in " ".join(out.split())
+    assert "evaluations between the steps" in " ".join(out.split())
 
 
 def test_start_up_may_fail_already(capsys, lengths):
@@ -68,6 +68,10 @@ def test_start_up_may_fail_already(capsys, lengths):
     (("--samples", "LENGTHS", "--steps", "5", "--sampling", "longest"), "must be random, group_by_length, sequential"),
     (("--samples", "LENGTHS", "--steps", "5", "--maximum-load"), "--maximum-load is about one batch"),
     (("--samples", "LENGTHS", "--steps", "0"), "steps 0: must be above 0"),
+    (("--samples", "LENGTHS", "--steps", "5", "--eval-steps", "2"), "give both, or leave both out"),
+    (("--eval-samples", "LENGTHS"), "--eval-samples is of a whole training"),
+    (("--samples", "LENGTHS", "--steps", "5", "--eval-samples", "none.csv", "--eval-steps", "2"), "none.csv"),
+    (("--samples", "LENGTHS", "--steps", "5", "--eval-samples", "LENGTHS", "--eval-steps", "0"), "eval_steps 0"),
     (("--samples", "LENGTHS", "--epochs", "1e9"), "epochs 1000000000.0: must be above 0"),
 ])
 def test_a_mistake_is_one_line(capsys, lengths, words, message):
