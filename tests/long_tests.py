@@ -72,10 +72,6 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_a_loop_that_keeps_outputs_and_gradients_is_predicted_so",
         "test_a_trainer_that_keeps_the_output_is_predicted_so",
         "test_an_evaluation_after_the_record_was_written_is_recorded_with_it"),
-    "calibrate/truth/test_checkpoint_truth.py": (
-        "test_a_checkpoint_takes_no_more_than_some_scalars[autocast",
-        "test_a_checkpoint_takes_no_more_than_some_scalars[torch",
-        "test_a_checkpoint_takes_no_more_than_some_scalars[zero2-first"),
     "calibrate/truth/test_allocator_settings_truth.py": (
         "test_zero_2_requests_other_bytes_where_settings_decide_whether_parameters_flatten_on_the_gpu[555745280-False",),
     "calibrate/truth/test_allocator_truth.py": (
