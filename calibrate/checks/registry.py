@@ -111,6 +111,10 @@ CHECKS = {
         takes="an hour", table_takes="some minutes",
         writes=("profiles/evidence/course.jsonl", "profiles/pages/course.md"),
         tolerance={"steps that differ": 0, "errors at another place": 0}),
+    "loops": Check(
+        "calibrate.checks.loops", "is what loops as people write them reserve in the range of predict --loops?",
+        takes="ten minutes", table_takes="a minute",
+        writes=("profiles/evidence/loops.jsonl", "profiles/pages/loops.md"), tolerance={"peaks out of the range": 0}),
     "remedies": Check(
         "calibrate.checks.remedies", "do remedies that are said to fit survive, and does the job without them die?",
         takes="half an hour", table_takes="at once", writes=("profiles/evidence/remedies.jsonl",),

@@ -25,6 +25,8 @@ from predictor.jobs.training_job import Job
 
 STEPS = 10
 """Steps of the longer loops."""
+AHEAD = 2
+"""Batches on the GPU where the loader is one batch ahead, from the first step on."""
 FRAGILE = 0.01
 """A spread of reserved memory beyond this part of it is called fragile."""
 
@@ -56,14 +58,14 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
     def variant(loop: str, job: Job, steps: int, held: int | None) -> LoopVariant:
         run = replace(job, evaluation=None).run(limit, rank)
         player = Player(Device(job.setup.allocator, limit, capacity), held)
-        survives = _plays(run, job, player, steps)
+        survives = _plays(run, job, player, steps, ahead=held == AHEAD)
         return LoopVariant(loop, player.state().peak_reserved_bytes if survives else None)
 
     for text, steps, held in (
             ("the reference loop: one batch for all steps", 3, None),
             (f"the reference loop, {STEPS} steps", STEPS, None),
             (f"each micro-step brings its batch and replaces the last one, {STEPS} steps", STEPS, 1),
-            (f"the loader is one batch ahead, {STEPS} steps", STEPS, 2)):
+            (f"the loader is one batch ahead, {STEPS} steps", STEPS, AHEAD)):
         yield variant(text, job, steps, held)
     if not job.setup.allocator.address_step_bytes:
         yield variant("the reference loop, addresses of segments go down, as on an H200", _going_down(job), 3, None)
@@ -71,6 +73,9 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
         other = loop_difference.with_loop(job, keep_outputs=keep)
         if other is not None:
             yield variant(f"the output is kept (keep_outputs {keep}), {STEPS} steps", other, STEPS, 1)
+            if keep == "next_forward":
+                yield variant(f"the output is kept, and the loader is one batch ahead, {STEPS} steps", other, STEPS,
+                              AHEAD)
     other = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
     if other is not None and other.setup.zero_grad != job.setup.zero_grad:
         yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", other, STEPS, 1)
@@ -81,10 +86,14 @@ def _going_down(job: Job) -> Job:
     return replace(job, setup=replace(job.setup, allocator=allocator))
 
 
-def _plays(run: Run, job: Job, player: Player, steps: int) -> bool:
-    """Plays so many steps of a run with equal batches. Returns whether they survive."""
+def _plays(run: Run, job: Job, player: Player, steps: int, *, ahead: bool) -> bool:
+    """Plays so many steps of a run with equal batches. Returns whether they survive.
+
+    Args:
+        ahead: whether a further batch is on the GPU before the first step.
+    """
     cut, count = CutRun(run.events, job.formula.micro, job.setup.micro_steps), job.setup.gradient_accumulation_steps
-    parts = [cut.start]
+    parts = [cut.start, *([cut.micro_step(1, 0, count).only_inputs()] if ahead else [])]
     for step in range(1, steps + 1):
         parts += [cut.micro_step(step, index, count) for index in range(count)] + [cut.optimizer_step(step)]
 

@@ -80,6 +80,13 @@ class Part:
                        buffers=self.buffers[stay], made=self.made[self.inputs :], waits=self.waits[self.inputs :],
                        inputs=0, backward=max(self.backward - self.inputs, 0))
 
+    def only_inputs(self) -> Part:
+        """The part's batch alone, as a loader brings it to the GPU before its step."""
+        first = slice(self.own, self.own + self.inputs)
+        return replace(self, kind=self.kind[: self.inputs], origin=self.origin[: self.inputs],
+                       number=self.number[: self.inputs] - self.own, buffers=self.buffers[first],
+                       made=self.made[: self.inputs], waits=self.waits[: self.inputs], used=(), frees=(), backward=0)
+
     def tag(self, position: int) -> Tag:
         """The tag of an event, by its position in the run."""
         return self.events[position].tag
