@@ -37,9 +37,10 @@ def _find(allocator: AllocatorState, arena: Arena, size: int) -> Block:
             block = block.prev
         if _has_room(block, size):
             return block
-    # 1 1/8 of the device's memory: pages that are mapped anew need addresses behind those that were unmapped.
+    # 1 1/8 of the device's memory: pages that are mapped anew need addresses behind those that were unmapped. More than
+    # that is only asked for where the driver has no limit, and the question is how much a job would need.
     page, driver = arena.pool.page_bytes, allocator.driver
-    total = -(-(driver.total_bytes + driver.total_bytes // 8) // page) * page
+    total = -(-max(driver.total_bytes + driver.total_bytes // 8, size) // page) * page
     segment = ExpandableSegment(driver.reserve(total), total, page)
     return allocator.add_expandable(segment, arena)
 

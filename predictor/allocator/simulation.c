@@ -388,7 +388,8 @@ static int find_expandable(Allocator *a, int arena, i64 size) {
         if (is_long_enough(a, index, size)) return index;
     }
     i64 page = a->arenas[arena].is_small ? SMALL_SEGMENT : a->settings->large_segment_bytes;
-    i64 total = round_up(a->settings->total_bytes + a->settings->total_bytes / 8, page);
+    i64 total = a->settings->total_bytes + a->settings->total_bytes / 8;
+    total = round_up(total < size ? size : total, page);
     if (!has_room(a, &a->segments, &a->segment_room, a->segment_count, sizeof(Expandable))) return NONE;
     i64 address = reserve_addresses(a, total);
     if (a->failed) return NONE;

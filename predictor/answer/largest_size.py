@@ -7,6 +7,7 @@ size does not; a much smaller size may also fail. Afterwards the sizes above it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -49,11 +50,18 @@ class Simulated:
         seconds: about how long that took on one core, judged by the number of events: an answer must not depend on what
             else the machine does.
         tried: the jobs so far, by their workloads.
+        longest_seconds: the search should end after so long.
     """
 
     failed: set[int] = field(default_factory=set)
     seconds: float = 0
     tried: dict[Workload, Tried] = field(default_factory=dict)
+    longest_seconds: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search should end."""
+        return self.seconds >= self.longest_seconds
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,6 +25,10 @@ from predictor.workload.workload import Workload
 MOST_SECONDS = 0.4
 """Once something fits and the search has taken about so long, no further family of changes is simulated, unless all are
 asked for."""
+LONGEST_SECONDS = 6.0
+"""Where nothing fits, the search ends after about so long, unless all are asked for."""
+FEW_RANKS, RANKS_PER_SECOND = 64, 1_000
+"""About how many ranks whose memory differs are composed and compared in a second; few take no time that counts."""
 OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 300_000, 10_000_000
 """About how many events of an engine's own, of ZeRO-3's own, and traced ones are composed in a second."""
 ENOUGH = 3
@@ -168,7 +173,8 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
         raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
     trials: list[_Trial] = []
     with store.existing_only(not trace):
-        start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), Simulated()))
+        before = Simulated(longest_seconds=math.inf if every else LONGEST_SECONDS)
+        start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), before))
         for trial in _singles(start, progress, quick=not every and not trace):
             trials += [] if trial.is_outdone(trials) else [trial]
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
@@ -202,7 +208,9 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
     for family in families:
         if quick and fitting and start.tried.before.seconds >= MOST_SECONDS:
             return
-        if quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
+        if start.tried.before.is_over:
+            yield _untried(start, family[-1]).for_later()
+        elif quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
             yield _not_simulated(start, family, progress)
         else:
             trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
@@ -268,6 +276,8 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
             own = tried.events - tried.job.traced_events
             before.seconds += tried.job.traced_events / TRACED_PER_SECOND + own / (
                 ZERO3_PER_SECOND if workload.zero_stage == 3 else OWN_PER_SECOND)
+            ranks = len(tried.job.different_ranks(tried.job.sure_bytes))
+            before.seconds += max(0, ranks - FEW_RANKS) / RANKS_PER_SECOND
         return replace(untried, tried=before.tried[workload])
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
@@ -302,7 +312,8 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
         best, rows, found = lowest, [], list[_Trial]()
         chosen = bases[:MOST_BASES]
         for base in chosen if lowest in chosen else [*chosen[:-1], lowest]:
-            if (quick or found and not every) and start.tried.before.seconds >= MOST_SECONDS:
+            if start.tried.before.is_over or (quick or found and not every) and \
+                    start.tried.before.seconds >= MOST_SECONDS:
                 return found or [_Trial(start.asked, (TOGETHER,), {}).for_later()] * (len(fitting) < ENOUGH)
             for row in _singles(base, progress, quick=quick, fitting=fitting):
                 if row.fits:

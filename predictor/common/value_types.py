@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -229,6 +229,16 @@ class Choice:
         return {"enum": [*self.names, *self.spellings]}
 
 
+MOST_LISTED = 1_000
+"""Limit on the values of a list. Each may be compared with each parameter of a model."""
+
+
+def check_few(values: Sequence[Any]) -> None:
+    """Checks that a list has at most :data:`MOST_LISTED` values."""
+    if len(values) > MOST_LISTED:
+        raise Invalid(f"lists {len(values):,} values, more than {MOST_LISTED:,}")
+
+
 @dataclass(frozen=True)
 class Patterns:
     """Module path patterns: one pattern, or a list of patterns."""
@@ -240,6 +250,7 @@ class Patterns:
         patterns = (value,) if isinstance(value, str) else value
         if not isinstance(patterns, (list, tuple)):
             raise Invalid(f"must be a module path pattern or a list of them, not {quoted(value)}")
+        check_few(patterns)
         return tuple(Text().check(pattern) for pattern in patterns)
 
     def from_text(self, text: str) -> tuple[str, ...]:

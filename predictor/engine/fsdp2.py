@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -47,9 +48,14 @@ class Fsdp2:
                        for index, tensor in enumerate(self.tensors) if not tensor.buffer}
         self._refuse()
 
+    @cached_property
+    def _by_rows(self) -> tuple[Shard, ...]:
+        """One shard for each number of rows that a parameter has."""
+        return tuple({shard.tensor.shape[0]: shard for shard in self.shards.values()}.values())
+
     def rank_key(self, rank: int) -> tuple[int, ...]:
-        """The number of rows of each parameter in the rank's shard."""
-        return tuple(shard.of_rank(rank).shape[0] for shard in self.shards.values())
+        """The number of rows in the rank's shard, of parameters that differ in their rows."""
+        return tuple(shard.rows_of(rank) for shard in self._by_rows)
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Numbers that decrease with the rank: the first rank holds the most. They are not bytes."""

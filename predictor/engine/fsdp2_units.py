@@ -67,9 +67,12 @@ class Shard:
 
     def of_rank(self, rank: int) -> Parameter:
         """The unpadded shard that a rank's optimizer updates. Those of the last ranks may be shorter, or empty."""
-        rows = min(max(self.tensor.shape[0] - rank * self.rows, 0), self.rows)
-        return Parameter(self.tensor.name, (rows, *self.tensor.shape[1:]), self.itemsize, self.tensor.trainable,
-                         self.tensor.decay, embedding=self.tensor.embedding)
+        return Parameter(self.tensor.name, (self.rows_of(rank), *self.tensor.shape[1:]), self.itemsize,
+                         self.tensor.trainable, self.tensor.decay, embedding=self.tensor.embedding)
+
+    def rows_of(self, rank: int) -> int:
+        """Rows, of the first dimension, in a rank's shard."""
+        return min(max(self.tensor.shape[0] - rank * self.rows, 0), self.rows)
 
 
 @dataclass(eq=False)

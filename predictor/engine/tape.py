@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from predictor.common.errors import InputError
 from predictor.events.events import FACTORS, MOMENTS, EventType, Factor, Moment
 
 MAIN_STREAM = 0
+MOST_BUFFERS = 1 << 18
+"""Buffers that an engine may add. Usual jobs have some thousands; ZeRO-3 has more than this where a model of 7 B
+parameters is on more than 4,096 GPUs, so that small parameters have fewer elements than there are ranks."""
 _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}
 _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
 
@@ -112,6 +116,9 @@ class Tape:
                 stream: int = MAIN_STREAM) -> int:
         """Returns the number of a new buffer that is not allocated yet: :meth:`allocate_declared` does that later."""
         buffers = self.buffers
+        if len(buffers.sizes) == MOST_BUFFERS:
+            raise InputError(f"the engine allocates more than {MOST_BUFFERS:,} buffers on a GPU, too many to simulate, "
+                             "because each gradient is cut into a piece for each GPU: give fewer GPUs")
         buffers.sizes.append(size_bytes)
         buffers.streams.append(stream)
         buffers.factors.append(_FACTOR[factor])

@@ -89,11 +89,13 @@ def _copies(pieces: list[list[Slice]], numels: list[int], zero: ZeroConfig) -> t
 def _small_buckets(numels: list[int], limit: int) -> Iterator[list[int]]:
     """Splits ranges among collectives: a collective's ranges end where they exceed ``limit`` elements."""
     small: list[int] = []
+    elements = 0
     for numel in numels:
         small.append(numel)
-        if sum(small) > limit:
+        elements += numel
+        if elements > limit:
             yield small
-            small = []
+            small, elements = [], 0
     if small:
         yield small
 

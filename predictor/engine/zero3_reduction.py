@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from predictor.engine import zero_scalars
 from predictor.engine.setup import BF16, FP32, Setup
 from predictor.engine.tape import MAIN_STREAM, Tape
@@ -97,12 +99,9 @@ class Reduction:
         if len(numels) == 1 and not numels[0] % self._degree:
             return []  # in place
         chunks = [-(-numel // self._degree) for numel in numels]
-        pads = []
-        for rank in range(self._degree):
-            for numel, chunk in zip(numels, chunks):
-                missing = chunk - min(max(numel - rank * chunk, 0), chunk)
-                if missing:
-                    pads.append(self._allocate(missing))
+        begins = np.arange(self._degree)[:, None] * chunks
+        missing = chunks - np.clip(numels - begins, 0, chunks)  # of each rank's part of each gradient, rank by rank
+        pads = [self._allocate(size) for size in missing[missing > 0].tolist()]
         flat = self._allocate(self._degree * sum(chunks))
         for pad in pads:
             self._tape.free(pad)

@@ -64,7 +64,7 @@ class ExpandableAllocator extends Allocator {
         room += next.size;
       if (room >= size) return block;
     }
-    const range = roundUp(this.total + Math.floor(this.total / 8), arena.page), address = this.reserve(range);
+    const range = roundUp(Math.max(this.total + Math.floor(this.total / 8), size), arena.page), address = this.reserve(range);
     const block = this.block(address, range, arena, address);
     block.state = UNMAPPED;
     arena.add(block);

@@ -152,8 +152,11 @@ _EXISTING_ONLY = ContextVar("_EXISTING_ONLY", default=False)
 
 @contextlib.contextmanager
 def existing_only(switched_on: bool = True) -> Iterator[None]:
-    """Inside this context :func:`get` traces nothing, and raises :class:`NotTraced` instead."""
-    token = _EXISTING_ONLY.set(switched_on)
+    """Inside this context :func:`get` traces nothing, and raises :class:`NotTraced` instead.
+
+    A context inside another one that is switched on cannot switch it off.
+    """
+    token = _EXISTING_ONLY.set(switched_on or _EXISTING_ONLY.get())
     try:
         yield
     finally:

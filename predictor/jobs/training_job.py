@@ -179,11 +179,7 @@ class Job:
         """
         if self.setup.world_size == 1:
             return [0]
-        engine = engine_of(self.formula, self._setup_at(limit_bytes))
-        first_ranks: dict[Hashable, int] = {}
-        for rank in range(self.setup.world_size):
-            first_ranks.setdefault(engine.rank_key(rank), rank)
-        return list(first_ranks.values())
+        return list(different_ranks(engine_of(self.formula, self._setup_at(limit_bytes)), self.setup.world_size))
 
     def judged_ranks(self, limit_bytes: int | None = None) -> list[int]:
         """The ranks of :meth:`different_ranks`, with its argument, that are always simulated.
@@ -192,7 +188,10 @@ class Job:
         exceeded.
         """
         different = self.different_ranks(limit_bytes)
-        most = max(2, MOST_EVENTS // self.traced_events)
+        if len(different) <= 2:
+            return different
+        buffers = len(compose(self.formula, self._setup_at(limit_bytes), different[0]).buffers)
+        most = max(2, MOST_EVENTS // max(self.traced_events, buffers))  # on many GPUs an engine's buffers are the most
         if len(different) <= most:
             return different
         return [different[place * (len(different) - 1) // (most - 1)] for place in range(most)]
@@ -421,6 +420,15 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 def engine_of(formula: Formula, setup: Setup) -> Engine:
     """The engine of a run; its events are independent of the shape."""
     return load(setup.engine)(formula.micro, setup)
+
+
+@lru_cache(maxsize=8)
+def different_ranks(engine: Engine, world_size: int) -> tuple[int, ...]:
+    """One rank, the first, of each set of ranks with equal events."""
+    first_ranks: dict[Hashable, int] = {}
+    for rank in range(world_size):
+        first_ranks.setdefault(engine.rank_key(rank), rank)
+    return tuple(first_ranks.values())
 
 
 @lru_cache(maxsize=32)

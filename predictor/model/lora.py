@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import modality
+from predictor.model import pattern_time
 
 if TYPE_CHECKING:
     from predictor.workload.workload import Workload
@@ -83,6 +84,8 @@ def inject(model, settings: Adapters, device: str = "meta"):
     from transformers.pytorch_utils import Conv1D
 
     targets = settings.target_modules or _of_language_model(model)
+    if isinstance(targets, str):
+        pattern_time.check("lora target_modules", targets, (name for name, _ in model.named_modules()))
     config = LoraConfig(
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         r=settings.r, target_modules=targets if isinstance(targets, str) else list(targets),

@@ -18,6 +18,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
+from itertools import chain, islice
 
 from predictor.oom.amounts import SIZE, UNKNOWN_BYTES, Amount, amount
 from predictor.oom.log import Stream, line_at, streams
@@ -26,7 +28,7 @@ from predictor.oom.stack import Place, place_of
 LONGEST_MESSAGE = 4_000
 """Characters after the beginning of a message in which its numbers are searched."""
 MOST_MESSAGES = 10_000
-"""Limit on the messages of a log that are read."""
+"""Limit on the messages of a log that are read, those that a process printed again among them."""
 MOST_PROCESSES = 256
 """Limit on the processes of a message that are read."""
 
@@ -135,19 +137,23 @@ _END = re.compile(r"Traceback \(most recent call last\)")
 def find(text: str) -> list[Message]:
     """The out-of-memory messages in a log, in order. A message that a process printed again counts once.
 
+    Those of the last texts are remembered: a command looks several times whether a file is one.
+
     Raises:
         InputError: the log has too many lines.
     """
+    return list(_found(text))
+
+
+@lru_cache(maxsize=4)
+def _found(text: str) -> tuple[Message, ...]:
     messages: dict[tuple[object, ...], Message] = {}
-    for stream in streams(text):
-        for message in _of(stream):
-            key = (stream.source, message.kind, message.wording, message.device, message.requested, message.free,
-                   message.allocated, message.idle, message.this_process)
-            before = messages.get(key)
-            messages[key] = message if before is None else _merged(before, message)
-            if len(messages) == MOST_MESSAGES:
-                break
-    return sorted(messages.values(), key=lambda message: message.line)
+    for message in islice(chain.from_iterable(map(_of, streams(text))), MOST_MESSAGES):
+        key = (message.source, message.kind, message.wording, message.device, message.requested, message.free,
+               message.allocated, message.idle, message.this_process)
+        before = messages.get(key)
+        messages[key] = message if before is None else _merged(before, message)
+    return tuple(sorted(messages.values(), key=lambda message: message.line))
 
 
 def contains(text: str) -> bool:

@@ -113,8 +113,8 @@ def _other_engine(started: Workload, proposed: Workload, changes: Mapping[str, A
     assert started.source is not None  # it was read
     rest = started.source.in_own_words({key: item for key, item in changes.items()
                                         if item is not None and key not in OF_ENGINES})
-    return (f"it trains with {_engine(started)}, and {_engine(proposed)} needs more than other values in it"
-            + (f"; what else changes is {rest.text}" if rest else ""))
+    return (f"it trains with {_engine(started)}, and {_engine(proposed)} needs more than other values in it "
+            "(--keep engine plans what can be changed)" + (f"; what else changes is {rest.text}" if rest else ""))
 
 
 def _engine(workload: Workload) -> str:

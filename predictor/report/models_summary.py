@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 SIZES = ((9, 5), (9, 3), (6, 3), (5, 0), (4, 0), (3, 0), (2, 0))
 """Layers and weights of a page, the most that fit."""
+UNBROKEN = "\N{NO-BREAK SPACE}"
+"""Keeps a name and its parameters in one line."""
 OTHER_COLUMNS = 64
 """Characters of the tables of layers and of weights beside the path."""
 
 
 def overview(console: Console, known: Mapping[str, Known]) -> None:
-    """Prints the names in columns, with parameters, for each combination of modalities."""
-    from rich.columns import Columns
-
+    """Prints the names one after another, with parameters, for each combination of modalities."""
     for takes in dict.fromkeys((whole.MULTIMODAL, *(model.takes for model in known.values()))):
-        names = [f"{name} {amount(model.parameters, 1)}" if model.parameters else name
+        names = [f"{name} {amount(model.parameters, 1)}".replace(" ", UNBROKEN) if model.parameters else name
                  for name, model in known.items() if model.takes == takes]
         console.print(" and ".join(takes), style="bold")
-        console.print(Columns(names, column_first=True, padding=(0, 3)))
+        print_wrapped(console, ", ".join(names))
         console.print()
     print_wrapped(console, "Beside each name stand its parameters. peakcast models NAME shows one model.",
                   details_line("architectures", "parameters by module", "tokens of a picture"))

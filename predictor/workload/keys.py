@@ -26,6 +26,7 @@ from predictor.common.value_types import (
     Table,
     Text,
     Whole,
+    check_few,
     freeze,
     one_or_several,
 )
@@ -148,6 +149,7 @@ class ImageSize:
 
     def check(self, value: Any) -> int | str:
         sizes = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
+        check_few(sizes)
         try:
             checked = [self._checked_size(size) for size in sizes]
         except Invalid as error:

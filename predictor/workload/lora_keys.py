@@ -21,6 +21,7 @@ from predictor.common.value_types import (
     Table,
     Text,
     Whole,
+    check_few,
     one_or_several,
 )
 
@@ -48,6 +49,7 @@ class Names:
         names = (value,) if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)) or not names:
             raise Invalid(f"must be a list of names of layers, not {quoted(value)}")
+        check_few(names)
         return tuple(dict.fromkeys(Text().check(name) for name in names))
 
     def from_text(self, text: str) -> tuple[str, ...] | str:

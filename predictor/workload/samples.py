@@ -14,6 +14,7 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ LARGEST_FILE_BYTES = 256 << 20
 COLUMNS = ("tokens", "images", "image_sizes")
 MOST = (1 << 22, 4_096)
 """Largest numbers of tokens and images of one sample."""
+PLAIN_HEAD, PLAIN_DIGITS = "tokens,images\n", 7
+MOST_IN_A_FILE = 1 << 20
+"""Limit on the samples of a file: reading so many takes some seconds and some hundred megabytes."""
 Sizes = tuple[tuple[int, int], ...]
 """Height and width in pixels of each picture of a sample."""
 
@@ -63,9 +67,10 @@ def read(path: str) -> Samples:
     ending = path.lower().rpartition(".")[2]
     if ending not in FORMS:
         raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its samples are written")
-    rows = [_row(row, where) for where, row in FORMS[ending](text, name)]
-    if not rows:
-        raise InputError(f"{name}: holds no sample")
+    if ending == "csv" and (plain := _plain(text, name)) is not None:
+        return plain
+    rows = [_row(row, where) for where, row in islice(FORMS[ending](text, name), MOST_IN_A_FILE + 1)]
+    _check_number(rows, name)
     tokens, images = np.array([row[:2] for row in rows], dtype=np.int64).T
     pictures = tuple(sizes or () for _, _, sizes in rows)
     if not any(pictures):
@@ -91,6 +96,34 @@ def text(samples: Samples, ending: str) -> str:
         return "".join(f"{','.join(map(str, line))}\n" for line in cells)
     texts = [json.dumps(dict(zip(columns, row))) for row in rows]
     return "".join(f"{text}\n" for text in texts) if ending == "jsonl" else "[\n" + ",\n".join(texts) + "\n]\n"
+
+
+def _check_number(samples: Sequence[Any], name: str) -> None:
+    if not len(samples):
+        raise InputError(f"{name}: holds no sample")
+    if len(samples) > MOST_IN_A_FILE:
+        raise InputError(f"{name}: holds more than {MOST_IN_A_FILE:,} samples: give so many of them, drawn at random")
+
+
+def _plain(text: str, name: str) -> Samples | None:
+    """The samples of a CSV file that has nothing but two columns of right numbers, as ``peakcast samples`` writes it.
+
+    None for any other file, which is read line by line.
+    """
+    head, body = text[: len(PLAIN_HEAD)], text[len(PLAIN_HEAD):]
+    if head != PLAIN_HEAD or not set(body) <= set("0123456789,\n"):
+        return None
+    _check_number(range(body.count("\n")), name)
+    characters = np.frombuffer(body.encode(), dtype=np.uint8)
+    ends = np.flatnonzero(characters < ord("0"))
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    digits = ends - begins
+    if len(ends) % 2 or not len(ends) or ends[-1] + 1 < len(body) or (characters[ends[::2]] != ord(",")).any() or (
+            characters[ends[1::2]] != ord("\n")).any() or digits.min() < 1 or digits.max() > PLAIN_DIGITS or (
+            (characters[begins] == ord("0")) & (digits > 1)).any():
+        return None
+    tokens, images = np.fromstring(body.replace("\n", ","), dtype=np.int64, sep=",").reshape(-1, 2).T.copy()
+    return Samples(tokens, images) if tokens.min() > 0 and tokens.max() <= MOST[0] and images.max() <= MOST[1] else None
 
 
 def _json(text: str, name: str) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from predictor import readers
-from tests.attack import bombs, conversations, documents, recorded, scripts
+from tests.attack import bombs, conversations, documents, predicted_jobs, recorded, scripts
 from tests.attack.inputs import Input
 
 
@@ -23,6 +23,7 @@ class Grammar(NamedTuple):
 
 GRAMMARS: dict[str, Grammar] = {
     "workload": Grammar(documents.workload_files, 4),
+    "job": Grammar(predicted_jobs.predicted_jobs, 1),
     "options": Grammar(documents.option_lines, 1),
     "deepspeed": Grammar(documents.deepspeed_files, 3),
     **{f"{name} file": Grammar(partial(documents.framework_files, name), 2) for name in readers.FORMATS if name != "deepspeed"},

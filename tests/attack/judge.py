@@ -10,6 +10,7 @@ from pathlib import Path
 
 from predictor.common.errors import InputError
 from predictor.common.safe_text import printable
+from predictor.formula import store
 from tests.attack.inputs import Input
 from tests.attack.targets import TARGETS, Broken
 from tests.predictor.bounds import TookForEver, bounded_time
@@ -25,6 +26,8 @@ MEMORY = "memory"
 """Beginning of the problem of an input that took more."""
 HANGS_SECONDS = 60
 """After so many seconds of the clock an input is ended, whatever it waits for."""
+UNTRACED = (store.NO_FORMULA, "needs torch")
+"""Words of the refusals for want of a formula."""
 LONGEST_LINE = 3_000
 """Characters of an error."""
 TOLD = 1_500
@@ -38,6 +41,7 @@ class Judgement:
     Attributes:
         problem: what is wrong, in words; None if all is well.
         refused: whether the input was refused.
+        untraced: whether it was refused only because its model has no formula yet, and nothing is traced here.
         seconds: how long it took the processor.
         peak_bytes: the highest resident memory of this process meanwhile; 0 where the system does not tell.
     """
@@ -46,6 +50,7 @@ class Judgement:
     refused: bool
     seconds: float
     peak_bytes: int
+    untraced: bool = False
 
 
 def judge(given: Input, directory: Path, tokenized: bool = False) -> Judgement:
@@ -68,12 +73,13 @@ def _once(given: Input, directory: Path, tokenized: bool) -> Judgement:
     os.chdir(directory)
     reset_peak()
     own = peak_bytes() if tokenized else 0
-    problem, refused, start = None, False, _processor_seconds()
+    problem, refused, untraced, start = None, False, False, _processor_seconds()
     try:
         with bounded_time(HANGS_SECONDS):
             TARGETS[given.target](*given.words)
     except InputError as error:
         refused, problem = True, _wrong_line(str(error))
+        untraced = any(words in str(error) for words in UNTRACED)
     except Broken as error:
         problem = f"broken: {error}"
     except TookForEver:
@@ -85,7 +91,7 @@ def _once(given: Input, directory: Path, tokenized: bool) -> Judgement:
         os.chdir(before)
     left = _left(given, directory)
     problem = problem or left
-    return Judgement(problem, refused, seconds, peak_bytes() - own)
+    return Judgement(problem, refused, seconds, peak_bytes() - own, untraced)
 
 
 def _processor_seconds() -> float:

@@ -44,7 +44,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     tokenized = grammar in TOKENIZED
     if tokenized:
         imported()
-    done: dict[str, Any] = {"inputs": 0, "refused": 0, "seconds": 0.0, "bytes": 0, "problems": 0, "findings": []}
+    done: dict[str, Any] = {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": 0, "findings": []}
     inside = directory / "inside"
     inside.mkdir(exist_ok=True)
 
@@ -55,6 +55,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
             found = Judgement(**programs.answer("worker", "--current", directory))
         done["inputs"] += 1
         done["refused"] += found.refused
+        done["untraced"] += found.untraced
         done["seconds"], done["bytes"] = max(done["seconds"], found.seconds), max(done["bytes"], found.peak_bytes)
         if found.problem:
             done["problems"] += 1

@@ -88,6 +88,16 @@ def test_it_does_the_same_as_the_python_modules(seed, length, scale, text, limit
         check_same(sequence(seed, length, scale), device, monkeypatch)
 
 
+@pytest.mark.parametrize("text", ("", "expandable_segments:True", "expandable_segments:True,large_segment_size_mb:32"))
+def test_without_a_limit_a_request_may_exceed_the_gpu(text, monkeypatch):
+    """More than the 1 1/8 of the memory for which a range of addresses is reserved."""
+    events = Columns(np.array([1, 1], np.int8), np.array([0, 1], np.int32), np.array([90 * MIB, 300 * MIB], np.int64),
+                     np.zeros(2, np.int16))
+    device = Device(AllocatorSettings.parse(text), None, 100 * MIB)
+    check_same(events, device, monkeypatch)
+    assert simulate.simulate(events, device).peak_reserved_bytes >= 390 * MIB
+
+
 @pytest.mark.parametrize("text", ("", "expandable_segments:True", "max_split_size_mb:200"))
 @pytest.mark.parametrize("limit", (None, 40 << 30, 34 << 30))
 def test_it_does_the_same_in_a_whole_job(text, limit, monkeypatch):

@@ -12,7 +12,7 @@ from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.events.events import Factor
 from predictor.formula.formula_key import formula_key
-from predictor.model import lora, parser
+from predictor.model import lora, parser, pattern_time
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
 from predictor.workload import lora_keys
@@ -187,3 +187,9 @@ def test_the_report_says_what_more_gpus_do_not_lower(narrow, capsys):
     assert main(["predict", narrow["model"], "--lora", "r=16", "--sequence-length", "256", "--zero-stage", "2", "--details"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "of the parameters are frozen: every GPU holds them whole, so more GPUs do not lower that" in text
+
+
+def test_a_pattern_that_never_ends_is_refused(monkeypatch):
+    monkeypatch.setattr(pattern_time, "SECONDS", 0.5)
+    with pytest.raises(InputError, match="takes more than 0.5 s to match the names of the model's modules"):
+        facts(lora={"target_modules": "([a-z_.0-9]+)+!"})

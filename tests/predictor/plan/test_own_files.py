@@ -68,7 +68,8 @@ def test_there_are_no_own_files_for_what_does_not_fit(present):
 def test_there_are_no_own_files_for_what_the_framework_cannot_express(present):
     plain = present.replace(deepspeed=None, zero_stage=None, engine="fsdp2", dtype="bf16")
     assert own_files(present, plain) == (
-        "job.yaml is not changed: it trains with ZeRO-2, and FSDP2 needs more than other values in it")
+        "job.yaml is not changed: it trains with ZeRO-2, and FSDP2 needs more than other values in it (--keep engine plans what can "
+        "be changed)")
 
 
 def test_files_that_would_go_on_with_deepspeed_are_not_those_of_a_plain_plan(present):

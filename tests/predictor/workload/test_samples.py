@@ -1,6 +1,10 @@
 """Samples whose pictures differ in size: read from every form, and wrong ones named."""
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from predictor.common.errors import InputError
 from predictor.workload import samples
@@ -43,4 +47,31 @@ def test_a_wrong_sample_is_named(tmp_path, row, words):
     path = tmp_path / "a.jsonl"
     path.write_text(row + "\n")
     with pytest.raises(InputError, match=words):
+        samples.read(str(path))
+
+
+CELLS = st.one_of(st.integers(0, 5).map(str), st.sampled_from(["4194304", "4194305", "4096", "4097", "007", "", " 3", "x", "12345678"]))
+
+
+@given(st.lists(st.lists(CELLS, min_size=1, max_size=3).map(",".join), min_size=1, max_size=4).map("\n".join))
+@example("5,1")
+@example("5,1\n\n7,2")
+def test_a_plain_file_is_read_as_line_by_line(body):
+    """What the fast reading answers is what the careful one does; and it answers nothing that this one refuses."""
+    text = f"tokens,images\n{body}\n"
+    careful = None
+    with suppress(InputError):
+        careful = [samples._row(row, where)[:2] for where, row in samples._csv(text, "f")]
+    plain = samples._plain(text, "f")
+    assert plain is None or [*zip(plain.tokens.tolist(), plain.images.tolist())] == careful
+
+
+@pytest.mark.parametrize("line", ["5,1\n", "5, 1\n"])
+def test_too_many_samples_are_refused(tmp_path, monkeypatch, line):
+    monkeypatch.setattr(samples, "MOST_IN_A_FILE", 3)
+    path = tmp_path / "a.csv"
+    path.write_text("tokens,images\n" + 3 * line)
+    assert len(samples.read(str(path))) == 3
+    path.write_text("tokens,images\n" + 4 * line)
+    with pytest.raises(InputError, match="more than 3 samples"):
         samples.read(str(path))
