@@ -29,12 +29,14 @@ class SimulatedCourse:
         reserved_bytes: after start-up and after each step.
         failure: the simulated out-of-memory error; None if the course survives.
         cures: settings with which no simulated course runs out of memory.
+        eval_steps: steps between two simulated evaluations, each of which counts to the step before; None for none.
     """
 
     rank: int
     reserved_bytes: tuple[int, ...]
     failure: dict[str, Any] | None
     cures: tuple[str, ...]
+    eval_steps: int | None = None
 
 
 def read(path: str) -> SimulatedCourse:
@@ -50,7 +52,7 @@ def read(path: str) -> SimulatedCourse:
         cures = tuple(trial["setting"] for trial in course["trials"]
                       if trial["failed_at"] is None and not trial["failed"])
         return SimulatedCourse(int(course["rank"]), tuple(map(int, course["columns"]["reserved_bytes"])),
-                               course["failure"], cures)
+                               course["failure"], cures, int(course.get("eval_steps") or 0) or None)
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{name}: has no course: make it with peakcast predict … --samples FILE --epochs 1 --json "
                          f"-o {name}") from None
@@ -76,14 +78,17 @@ class CourseWatch:
             reserved_bytes: what PyTorch holds now.
         """
         expected = self._course.reserved_bytes
-        if not self._is_on_course or step >= len(expected):
+        if not self._is_on_course:
             return
         failure = self._course.failure
-        if failure is not None and failure["step"] == step:
+        if failure is not None and failure["step"] + bool(failure.get("evaluated")) == step:
             self._is_on_course = False
             return self._messages.say(f"step {step:,} survived, although the simulated course {self._error()}: this "
                                       "training differs from the simulated one")
-        if abs(reserved_bytes - expected[step]) > TOLERANCE * expected[step]:
+        if step >= len(expected):
+            return
+        evaluates = self._course.eval_steps is not None and step % self._course.eval_steps == 0  # after this call
+        if not evaluates and abs(reserved_bytes - expected[step]) > TOLERANCE * expected[step]:
             self._is_on_course = False
             more = "more" if reserved_bytes > expected[step] else "less"
             return self._messages.say(
@@ -97,8 +102,9 @@ class CourseWatch:
     def _error(self) -> str:
         failure = self._course.failure
         assert failure is not None  # callers have looked
-        return (f"runs out of memory at step {failure['step']:,}, with a batch of {len(failure['samples'])} x "
-                f"{failure['tokens']:,} tokens")
+        evaluation = "the evaluation after " if failure.get("evaluated") else ""
+        return (f"runs out of memory at {evaluation}step {failure['step']:,}, with a batch of "
+                f"{len(failure['samples'])} x {failure['tokens']:,} tokens")
 
     def _prevented(self) -> str:
         return f"; prevented by {self._course.cures[0]}" if self._course.cures else ""

@@ -160,7 +160,7 @@ def _judged_again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not found:
         raise InputError("no finding is kept: nothing to judge again")
     findings = [{"problem": problem, "input": before["input"]} for problem, before in fuzzing.again(iter(found)) if problem]
-    return [{"part": "fuzz", "name": "again", "inputs": len(found), "refused": 0, "seconds": 0.0, "bytes": 0, "problems": len(findings), "findings": findings}]
+    return [{"part": "fuzz", "name": "again", "inputs": len(found), "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": len(findings), "findings": findings}]
 
 
 def table(rows: list[dict[str, Any]], args: Namespace) -> Outcome:

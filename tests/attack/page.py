@@ -30,7 +30,8 @@ class Summary:
     """Sums over all rows.
 
     Attributes:
-        formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes.
+        formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, and of the refused ones
+            those that only lack a formula.
         relations: relation -> how often it was checked.
         kills: scene and signal -> kills, and those with another end.
         disturbances: name -> what is wrong.
@@ -57,10 +58,11 @@ class Summary:
         return summary
 
     def _add_fuzz(self, row: Row) -> None:
-        one = self.formats.setdefault(row["name"].partition("/")[0], [0, 0, 0, 0.0, 0])
+        one = self.formats.setdefault(row["name"].partition("/")[0], [0, 0, 0, 0.0, 0, 0])
         for place, name in enumerate(("inputs", "refused", "problems")):
             one[place] += row[name]
         one[3], one[4] = max(one[3], row["seconds"]), max(one[4], row["bytes"])
+        one[5] += row["untraced"]
 
     def _add_relations(self, row: Row) -> None:
         self.relations.update(row["checked"])
@@ -88,7 +90,7 @@ class Summary:
         return self.models & set(models.known_names())
 
     def total(self, place: int) -> int:
-        """Inputs (0), refused ones (1) or findings (2) of all formats."""
+        """Inputs (0), refused ones (1), findings (2) or inputs that lack a formula (5) of all formats."""
         return int(sum(one[place] for one in self.formats.values()))
 
     def figures(self) -> dict[str, float]:
@@ -100,7 +102,8 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The sums in words."""
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
-        yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused: {self.total(2)} findings; "
+        yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
+               f"{self.total(2)} findings; "
                f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
@@ -125,11 +128,12 @@ def text(summary: Summary) -> str:
 
 def _formats(summary: Summary) -> Iterator[str]:
     yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
-                "Seconds include those of a prediction where one followed. Of `tokens`, which transformers reads, the import of transformers and torch, about",
-                "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "", "| format | inputs | refused | findings | longest (s) | most memory (MiB) |",
-                "|---|---:|---:|---:|---:|---:|")
-    for name, (inputs, refused, findings, seconds, size) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
+                "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
+                "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
+                "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
+                "|---|---:|---:|---:|---:|---:|---:|")
+    for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
+        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
 
 
 def _relations(summary: Summary) -> Iterator[str]:

@@ -54,6 +54,19 @@ def test_a_step_that_should_have_failed_and_did_not_is_told(tmp_path):
         f"step 15 survived, although the simulated course {ERROR}: this training differs from the simulated one")
 
 
+def test_what_an_evaluation_reserves_is_not_compared_before_it(tmp_path):
+    path = course_file(tmp_path, failure=None, trials=[], eval_steps=3, columns={"reserved_bytes": [GIB] * 3 + [2 * GIB] * 9})
+    assert followed(path, [GIB, GIB, GIB, 2 * GIB, 2 * GIB, 2 * GIB]) == []
+
+
+def test_an_evaluation_that_should_have_failed_and_did_not_is_told_after_the_next_step(tmp_path):
+    path = course_file(tmp_path, failure=FAILURE | {"evaluated": 2}, eval_steps=15)
+    error = ERROR.replace("at step 15", "at the evaluation after step 15")
+    assert followed(path, [GIB] * 15)[-1].endswith(f"the simulated course {error}{CURE}")
+    assert followed(path, [GIB] * 16)[-1] == (
+        f"step 16 survived, although the simulated course {error}: this training differs from the simulated one")
+
+
 def test_a_course_that_survives_and_other_ranks_are_silent(tmp_path):
     assert followed(course_file(tmp_path, failure=None, trials=[]), [GIB] * 20) == []
     assert followed(course_file(tmp_path), [GIB, 5 * GIB], rank=3) == []
