@@ -25,6 +25,8 @@ from predictor.jobs.training_job import Job
 
 STEPS = 10
 """Steps of the longer loops."""
+MOST_MICRO_STEPS = 16
+"""Micro-steps of a step that are simulated; further ones are like the last but one."""
 AHEAD = 2
 """Batches on the GPU where the loader is one batch ahead, from the first step on."""
 FRAGILE = 0.01
@@ -92,7 +94,8 @@ def _plays(run: Run, job: Job, player: Player, steps: int, *, ahead: bool) -> bo
     Args:
         ahead: whether a further batch is on the GPU before the first step.
     """
-    cut, count = CutRun(run.events, job.formula.micro, job.setup.micro_steps), job.setup.gradient_accumulation_steps
+    cut = CutRun(run.events, job.formula.micro, job.setup.micro_steps)
+    count = min(job.setup.gradient_accumulation_steps, MOST_MICRO_STEPS)
     parts = [cut.start, *([cut.micro_step(1, 0, count).only_inputs()] if ahead else [])]
     for step in range(1, steps + 1):
         parts += [cut.micro_step(step, index, count) for index in range(count)] + [cut.optimizer_step(step)]

@@ -431,7 +431,7 @@ def different_ranks(engine: Engine, world_size: int) -> tuple[int, ...]:
     return tuple(first_ranks.values())
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
     """The events of a whole run of one rank, independent of the shape."""
     return loop.with_frees(engine_of(formula, setup).rank(rank), formula.micro, setup)

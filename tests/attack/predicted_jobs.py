@@ -15,8 +15,8 @@ DEGREES = (1, 2, 3, 4, 7, 8, 16, 64, 72, 512, 1000, 1024, 4096, 5000, 16_384, 65
 ENGINES: tuple[dict[str, object], ...] = (*map(dict, jobs.ENGINES), {"engine": "fsdp2"}, {"engine": "fsdp1"}, {"zero_stage": 0}, {"zero_stage": 3})
 ALLOCATORS = (None, "expandable_segments:True", "max_split_size_mb:64", "garbage_collection_threshold:0.7", "roundup_power2_divisions:8",
               "expandable_segments:True,garbage_collection_threshold:0.9")
-WORDS = ("--json", "--details", "--loops", "--minimum-capacity")
-"""Options that an answer gets soon with; ``--remedies`` judges all changes, which takes as long as it takes."""
+WORDS = ("--json", "--details", "--loops")
+"""Options that an answer gets soon with. ``--remedies``, ``--minimum-capacity`` and ``--maximum-load`` search, and say how far they are."""
 
 
 @st.composite
