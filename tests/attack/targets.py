@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ def command(*words: str) -> None:
     code, out, said = commands.run(*words)
     if code not in ANSWERS:
         raise Broken(f"exit code {code}")
-    if "Traceback (most recent call last)" in said:
+    if re.search(r"^Traceback \(most recent call last\):$", said, re.MULTILINE):
         raise Broken(f"a traceback on stderr: {said[-400:]}")
     if code == REFUSED and words[:1] == ("fits",):  # its table says which files could not be read
         raise InputError("a file could not be read")
