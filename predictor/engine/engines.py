@@ -30,6 +30,8 @@ class Engine(Protocol):
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None: ...
 
+    def __hash__(self) -> int: ...
+
     def rank(self, rank: int) -> EventList:
         """The events of one rank: start-up and three optimizer steps."""
 

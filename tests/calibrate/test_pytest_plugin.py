@@ -66,6 +66,23 @@ def test_skipped():
     pytest.skip("not today")
 
 
+@pytest.mark.xfail
+@pytest.mark.limit_gpu_memory("100 MiB")
+def test_expected():
+    step()
+
+
+@pytest.mark.xfail(strict=True, reason="too much")
+@pytest.mark.limit_gpu_memory("100 MiB")
+def test_expected_strictly():
+    step()
+
+
+@LIMITED
+def test_killed():
+    os._exit(0)
+
+
 @pytest.mark.limit_gpu_memory("1 GiB", gpu="a100-40bg")
 def test_misspelled():
     pass
@@ -112,7 +129,8 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 @needs_emulator
 @pytest.mark.parametrize("name, kind", [
     ("test_below[http://a]", "passed"), ("test_above", "failure"), ("test_beyond_the_gpu", "failure"),
-    ("test_assertion", "failure"), ("test_skipped", "skipped"),
+    ("test_assertion", "failure"), ("test_skipped", "skipped"), ("test_expected", "skipped"),
+    ("test_expected_strictly", "skipped"), ("test_killed", "failure"),
     ("test_misspelled", "error"), ("test_unmarked", "passed")])
 def test_each_test_has_its_own_outcome(name, kind, outcomes):
     assert outcomes[name][0] == kind
