@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = EVIDENCE / "long_tests.json"
 VERSIONS = ("torch", "transformers", "deepspeed")
 LONG: dict[str, tuple[str, ...]] = {
+    "test_docs_in_turn.py": ("test_a_command_that_needs_files_runs_with_them",),
     "test_docs.py": ("test_a_command_that_takes_long_prints_what_the_page_shows",),
     "calibrate/commands/test_predict_run.py": (
         "test_a_launcher_of_eight_starts_one_process_that_acts_as_one_of_them[accelerate",

@@ -40,21 +40,23 @@ LONG = {
 }
 """Page and first words of a command that the long tests run -> why it takes many seconds."""
 NOT_RUN = {
-    ("how-to/calibrate.md", "calibrate"): "needs a GPU; tests/calibrate/campaign runs small ones on the emulated GPU",
+    ("how-to/calibrate.md", "calibrate"): "needs a GPU; tests/calibrate/campaign runs small ones on the emulated GPU"}
+"""Page and first words of a command whose arguments are only parsed -> why."""
+IN_TURN = {
     ("how-to/calibrate.md", "predict"): "reads the profile that the command above it makes",
-    ("how-to/explore.md", "explore"): "a minute; tests/predictor/explore makes smaller pages",
+    ("how-to/explore.md", "explore"): "a minute",
     ("how-to/in-training.md", "report run.json"): "reads the record that the script above it makes",
-    ("how-to/learn.md", "learn llava-1.5-7b"): "minutes; tests/calibrate/learn learns small jobs",
-    ("how-to/learn.md", "learn --batches"): "runs a script of the reader's; tests/calibrate/learn has such scripts",
+    ("how-to/learn.md", "learn llava-1.5-7b"): "minutes",
+    ("how-to/learn.md", "learn --batches"): "runs a script of the reader's",
     ("how-to/learn.md", "predict mine.npz"): "reads what the command above it makes",
     ("how-to/measure.md", "measure --snapshot"): "goes on with the command above it",
     ("how-to/measure.md", "explain --measured"): "reads what the command above it makes",
     ("how-to/other-versions.md", "predict"): "needs an environment of the reader's",
     ("how-to/out-of-memory.md", "replay"): "reads a snapshot of the reader's",
-    ("how-to/run-a-job.md", "dryrun"): "its output has the path of the script, which depends on the machine",
+    ("how-to/run-a-job.md", "dryrun"): "runs a script on the emulated GPU",
     ("tutorials/your-own-model.md", "predict path/to/config.json"): "reads a file of the reader's",
 }
-"""Page and first words of a command whose arguments are only parsed -> why."""
+"""Page and first words of a command that tests/test_docs_in_turn.py runs among the long tests -> why not by itself."""
 COMPARED_ELSEWHERE = {
     ("how-to/reports.md", "report profiles/h100-80gb"): "tests/calibrate/commands/test_report_command.py"}
 """Page and first words of a command that takes long -> the test that runs it for further claims, too."""
@@ -66,7 +68,7 @@ def is_in(table: Mapping[tuple[str, str], str], example: Example) -> bool:
     return any(example.page == f"docs/pages/{page}" and shlex.join(example.words).startswith(start) for page, start in table)
 
 
-RUN = [example for example in EXAMPLES if not any(is_in(table, example) for table in (LONG, NOT_RUN, COMPARED_ELSEWHERE))]
+RUN = [example for example in EXAMPLES if not any(is_in(table, example) for table in (LONG, NOT_RUN, IN_TURN, COMPARED_ELSEWHERE))]
 MADE = {PAGES / page: path for page, path in generated.ELSEWHERE.items()}
 """Pages that stand elsewhere, by the place that the site gives them."""
 
@@ -103,18 +105,18 @@ def test_what_is_compared_elsewhere_is_named_there(page, start):
     assert f'"{page}"' in text and "documents.missing(" in text
 
 
-@pytest.mark.parametrize("example", [example for example in EXAMPLES if is_in(NOT_RUN, example)], ids=str)
-def test_a_command_that_is_not_run_has_arguments_that_exist(example: Example):
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if is_in(NOT_RUN | IN_TURN, example)], ids=str)
+def test_a_command_that_is_not_run_here_has_arguments_that_exist(example: Example):
     cli.parsed(cli.load_command(example.words[0])[1], example.words[1:])
 
 
-@pytest.mark.parametrize("page, start", [*LONG, *NOT_RUN, *COMPARED_ELSEWHERE])
+@pytest.mark.parametrize("page, start", [*LONG, *NOT_RUN, *IN_TURN, *COMPARED_ELSEWHERE])
 def test_one_command_of_a_page_begins_so(page, start):
     assert sum(is_in({(page, start): ""}, example) for example in EXAMPLES) == 1
 
 
 def test_a_page_says_which_of_its_outputs_the_test_command_does_not_compare():
-    not_compared = [example for example in EXAMPLES if example.output and (is_in(LONG, example) or is_in(NOT_RUN, example))]
+    not_compared = [example for example in EXAMPLES if example.output and is_in(LONG | NOT_RUN | IN_TURN, example)]
     assert [example for example in EXAMPLES if example.is_recorded] == not_compared
 
 
