@@ -25,13 +25,13 @@ MOST_TILES = 12
 def of_one_kind(config: ModelConfig, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Sizes that stand for these: the same for all sizes that the model's processor treats the same.
 
-    If all pictures are treated the same, one size stands for all of them.
+    If all pictures are treated the same, one size stands for all of them. Sizes of a model whose vision tower is that
+    of its class, because it has no ``vision_config``, stay as they are.
     """
-    stands_for = PROCESSORS.get(config.document["model_type"])
-    if stands_for is None:
+    stands_for, vision = PROCESSORS.get(config.document["model_type"]), config.document.get("vision_config")
+    if stands_for is None or not isinstance(vision, Mapping):
         return sizes
-    vision, settings = config.document["vision_config"], config.preprocessor
-    found = tuple(stands_for(vision, settings, *size) for size in sizes)
+    found = tuple(stands_for(vision, config.preprocessor, *size) for size in sizes)
     return found[:1] if len(set(found)) == 1 else found
 
 

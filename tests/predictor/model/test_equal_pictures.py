@@ -53,3 +53,8 @@ def test_pictures_that_become_equal_are_one_size():
 def test_sizes_of_other_models_stay():
     assert "llava_onevision" not in PROCESSORS
     assert of_one_kind(models.find("llava-onevision-qwen2-7b"), ((449, 588),)) == ((449, 588),)
+
+
+def test_sizes_of_a_model_without_a_configuration_of_its_tower_stay_as_they_are():
+    config = ModelConfig("nameless", {"model_type": "qwen3_vl"})
+    assert of_one_kind(config, ((100, 100), (101, 101))) == ((100, 100), (101, 101))
