@@ -9,6 +9,7 @@ import pytest
 from predictor.common.errors import InputError
 from predictor.model import models
 from predictor.model.equal_pictures import PROCESSORS, of_one_kind
+from predictor.model.model_config import ModelConfig
 from predictor.trace import image_inputs
 
 MODELS = ("qwen2-vl-2b", "qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b")
