@@ -11,7 +11,7 @@ import pytest
 from predictor import Workload
 from predictor.answer.predict import predict
 from predictor.common.errors import OtherReleases
-from predictor.formula import installed_versions
+from predictor.formula import installed_versions, interpreter
 from predictor.jobs import dispatch
 from predictor.workload.keys import PINNED
 from predictor.workload.samples import Samples
@@ -23,7 +23,11 @@ INSTALLED = "5.16.1"
 
 @pytest.fixture
 def job(tmp_path, monkeypatch) -> Workload:
-    """A job without a formula, where another release of transformers claims to be installed."""
+    """A job without a formula, where another release of transformers claims to be installed.
+
+    No interpreter is chosen, whatever ``--python`` a test before has given to a command in this process.
+    """
+    interpreter.CHOSEN.set(None)
     monkeypatch.setenv("PEAKCAST_CACHE", str(tmp_path / "cache"))
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: INSTALLED if name == "transformers" else real(name))

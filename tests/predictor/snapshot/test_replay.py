@@ -288,11 +288,11 @@ def test_an_allocation_that_pytorch_never_gives_is_refused():
         replayed(value)
 
 
-def test_expandable_segments_that_the_simulation_cannot_follow_are_refused():
+def test_a_block_larger_than_the_range_of_addresses_of_the_given_capacity_is_followed():
+    """As if a job had been recorded on a larger GPU: the range is then as long as the block."""
     allocator = RecordingAllocator(AllocatorSettings(expandable_segments=True))
     allocator.malloc(30 * MIB)
-    with pytest.raises(InputError, match="contradicts itself at entry 1, alloc .*: was it recorded with another cap"):
-        replayed(raw(allocator), total_bytes=MIB)  # the range of addresses is shorter than the block
+    replayed(raw(allocator), total_bytes=MIB)
 
 
 def test_a_beginning_that_contradicts_itself_is_refused():
