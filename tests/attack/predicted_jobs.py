@@ -1,4 +1,4 @@
-"""Jobs whose formulas are shipped, with keys that keep their formula: nearly all of them are predicted, also at the ends of their ranges."""
+"""Jobs whose formulas are shipped, with keys that keep their formula: many of them are predicted, also at the ends of their ranges."""
 
 from __future__ import annotations
 
