@@ -18,14 +18,13 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from calibrate.campaign import design
 from calibrate.checks import results_file
-from calibrate.checks.directories import EVIDENCE, PAGES
+from calibrate.checks.directories import EVIDENCE, PAGES, model_of
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import Row
 from calibrate.measure.device_choice import MeasuringDevice
@@ -43,7 +42,6 @@ from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
 FILE, PAGE = EVIDENCE / "course.jsonl", PAGES / "course.md"
-CONFIGS = Path(__file__).with_name("configs")
 PROGRAM = "calibrate.checks.programs.course"
 COMPARED = COLUMNS[:7]
 """The columns of the program's rows."""
@@ -84,7 +82,7 @@ class Job:
     def of(cls, keys: Mapping[str, Any]) -> Job:
         """The job of an entry of the list."""
         workload = design.workload({"gpu": "h100-80gb", **{name: value for name, value in keys.items()
-                                                            if name not in OWN}, "model": _path(keys["model"])})
+                                                            if name not in OWN}, "model": model_of(keys["model"])})
         samples = drawn_samples(workload.sequence_length or 0, **keys["samples"])
         workload = workload.fill(images_per_sample=int(samples.images.max() > 0))
         sampler = Sampler(samples.tokens, workload.per_device_train_batch_size, workload.data_parallel_size,
@@ -132,11 +130,6 @@ class Job:
 def _plain_batch(batch: Batch) -> dict[str, Any]:
     """A batch as the program reads it."""
     return {"shape": list(batch.shape), "padded": batch.padded, "pictures": batch.pictures}
-
-
-def _path(model: str) -> str:
-    own = CONFIGS / f"{model}.json"
-    return str(own) if own.is_file() else model
 
 
 def drawn_samples(longest: int, *, count: int, seed: int, median: float, images: int = 0, shortest: int = 16,

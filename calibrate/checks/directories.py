@@ -12,3 +12,9 @@ PAGES = PROFILES / "pages"
 """Tables for readers, made from the measurements."""
 H100 = PROFILES / "h100-80gb"
 """Measurements that ``peakcast report`` reads too."""
+
+
+def model_of(name: str) -> str:
+    """A model as a workload names it: the path of a configuration beside the checks, or a known name."""
+    own = Path(__file__).with_name("configs") / f"{name}.json"
+    return str(own) if own.is_file() else name

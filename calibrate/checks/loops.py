@@ -15,12 +15,11 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from calibrate.campaign import design
 from calibrate.checks import results_file
-from calibrate.checks.directories import EVIDENCE, PAGES
+from calibrate.checks.directories import EVIDENCE, PAGES, model_of
 from calibrate.checks.measured_peaks import name_of
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.programs.loops import LOOPS, STEPS
@@ -34,7 +33,6 @@ from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 
 FILE, PAGE = EVIDENCE / "loops.jsonl", PAGES / "loops.md"
-CONFIGS = Path(__file__).with_name("configs")
 PROGRAM = "calibrate.checks.programs.loops"
 HEAD = """# Reserved memory in loops as people write them
 
@@ -52,9 +50,7 @@ peaks are in the range.
 
 def workload_of(keys: Mapping[str, Any]) -> Workload:
     """The workload of an entry of the list, with the images that its model takes."""
-    own = CONFIGS / f"{keys['model']}.json"
-    return dispatch.resolve(design.workload(
-        {"gpu": "h100-80gb", **keys, "model": str(own) if own.is_file() else keys["model"]})).workload
+    return dispatch.resolve(design.workload({"gpu": "h100-80gb", **keys, "model": model_of(keys["model"])})).workload
 
 
 def jobs(args: Namespace) -> list[Row]:

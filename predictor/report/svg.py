@@ -34,7 +34,7 @@ def draw(prediction: Prediction) -> str:
     scale = 1.04 * (max(top, capacity) if capacity and capacity <= 2 * top else top)  # room above the highest line
     what = "allocated by factor, and reserved" if prediction.timeline().reserved_bytes else "live bytes requested"
     parts = [
-        svg.text(LEFT, 28, verdict.verdict(prediction).partition(" No GPU")[0], font_size=16, font_weight="bold"),
+        svg.text(LEFT, 28, verdict.verdict(prediction, advises=False), font_size=16, font_weight="bold"),
         svg.text(LEFT, 50, verdict.title(prediction), fill=svg.GREY),
         svg.text(LEFT, TOP - 8, f"{what}, GiB", fill=svg.GREY),
         *svg.gib_axis(scale, lambda size: _y(size, scale), LEFT, RIGHT),

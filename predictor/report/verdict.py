@@ -66,14 +66,18 @@ def inference(w: Mapping[str, Any]) -> str:
                        str(w["dtype"]), f"{w['cache_implementation']} cache"))
 
 
-def verdict(prediction: Prediction) -> str:
-    """The verdict in a sentence, with the peak, the capacity, and what to do."""
+def verdict(prediction: Prediction, *, advises: bool = True) -> str:
+    """The verdict in a sentence, with the peak and the capacity.
+
+    Args:
+        advises: whether to say, where no GPU is named, how to name one.
+    """
     reserved = prediction.reserved
     peak = f"{size_text(prediction.peak_allocated_bytes)} allocated, {size_text(reserved.bytes)} reserved"
     if prediction.verdict is None:
         kernels = prediction.provenance.get("kernels_of")
-        return (f"Peak {peak}{f' with the kernels of {kernels}' if kernels else ''}. No GPU named: add --gpu NAME or "
-                "--capacity-bytes SIZE for a verdict.")
+        advice = " No GPU named: add --gpu NAME or --capacity-bytes SIZE for a verdict." if advises else ""
+        return f"Peak {peak}{f' with the kernels of {kernels}' if kernels else ''}.{advice}"
     gpu = prediction.workload.get("gpu") or "the given capacity"
     capacity = size_text(prediction.capacity_bytes or 0)
     note = "" if prediction.workload.get("capacity_bytes") or _measured(gpu) else " (an assumed capacity)"
