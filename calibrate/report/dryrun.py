@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calibrate.dryrun.dryrun import CodePoint, DryRun, FailedAllocation
@@ -16,6 +17,9 @@ from predictor.report.units import gib, size_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST_FRAMES = 4
+"""Lines of code that are shown of a stack beside the user's own; ``--json`` has more."""
+
 
 def report(console: Console, result: DryRun) -> None:
     """Prints the whole output of ``peakcast dryrun``."""
@@ -25,16 +29,13 @@ def report(console: Console, result: DryRun) -> None:
     steps = f"{result.optimizer_steps} optimizer step{'' if result.optimizer_steps == 1 else 's'}"
     console.print(f"emulated {result.gpu}{rank} · {steps}{', then stopped' if result.stopped else ''}", style="dim")
     console.print()
-    rows = table("peak", "GiB", "")
-    rows.columns[1].justify = "right"
-    for name, meaning in COUNTERS.items():
-        rows.add_row(name, gib(getattr(result, f"peak_{name}_bytes")), meaning)
-    console.print(rows)
-    console.print()
-    for failed in result.out_of_memory[:1]:
-        failure(console, failed, result)
+    if result.out_of_memory:
+        failure(console, result.out_of_memory[0], result)
+    else:
+        peaks(console, result)
     if result.peak:
-        place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak)
+        place(console, f"Peak of {size_text(result.peak.requested_bytes)} requested", result.peak,
+              frames=0 if result.out_of_memory else MOST_FRAMES)
     if result.factors:
         console.print(factor_table(result, console.width))
         console.print()
@@ -43,12 +44,21 @@ def report(console: Console, result: DryRun) -> None:
             console.print(line)
 
 
+def peaks(console: Console, result: DryRun) -> None:
+    """Prints the peaks of PyTorch's three counters."""
+    rows = table("peak", "GiB", "")
+    rows.columns[1].justify = "right"
+    for name, meaning in COUNTERS.items():
+        rows.add_row(name, gib(getattr(result, f"peak_{name}_bytes")), meaning)
+    console.print(rows)
+    console.print()
+
+
 def notes(result: DryRun) -> list[str]:
     """Sentences on what the numbers include."""
     lines = []
     if result.factors.get(UNATTRIBUTED):
-        lines.append("Unattributed: tensors of the script or a library that are neither the model's nor an "
-                     "optimizer's, and that no forward, backward or step needs.")
+        lines.append("Unattributed: tensors of the script or a library that belong to no model, optimizer or pass.")
     lines.append("Emulated GPU: no CUDA context, NCCL buffers or private workspaces of cuDNN are in these numbers.")
     if result.processes > 1:
         which = f"rank {result.rank}" if result.world_size > 1 else "the one"
@@ -91,7 +101,10 @@ def progress_text(progress: Progress) -> str:
 
 
 def failure(console: Console, failed: FailedAllocation, result: DryRun) -> None:
-    """Prints the first failed allocation: where it was, who held the memory, and what would have been enough."""
+    """Prints the first failed allocation: where it was, who held the memory, and what would have been enough.
+
+    The peaks until then stand in one line.
+    """
     place(console, f"Out of memory while asking for {size_text(failed.tried_to_allocate_bytes)}", failed.where)
     rows = table("at the failed allocation", "size", "")
     rows.columns[1].justify = "right"
@@ -99,11 +112,12 @@ def failure(console: Console, failed: FailedAllocation, result: DryRun) -> None:
             ("asked for", failed.tried_to_allocate_bytes, "a segment, for the tensor and the allocator's rounding"),
             ("allocated", failed.allocated_bytes, "in use"),
             ("idle", failed.reserved_bytes - failed.allocated_bytes, "in PyTorch's cache, in no piece large enough"),
-            ("free", failed.free_bytes, "on the device"),
-            ("capacity", result.capacity_bytes, "of the device")):
+            ("free", failed.free_bytes, "on the device")):
         rows.add_row(name, size_text(size), meaning)
     console.print(rows)
     print_wrapped(console, enough(failed, result))
+    until_then = (f"{gib(getattr(result, f'peak_{name}_bytes'))} {name}" for name in COUNTERS)
+    print_wrapped(console, f"Peaks until then (GiB): {', '.join(until_then)}.")
     console.print()
 
 
@@ -130,12 +144,14 @@ def at(event: str, where: CodePoint) -> str:
     return f"{event} in {moment}{step}{code}{f', at {where.line}' if where.line else ''}"
 
 
-def place(console: Console, event: str, where: CodePoint) -> None:
-    """Prints an event, its moment in the run, and the lines of code that led to it."""
+def place(console: Console, event: str, where: CodePoint, frames: int = MOST_FRAMES) -> None:
+    """Prints an event, its moment in the run, and the innermost lines of code that led to it.
+
+    A file of an installed package is named from its package on.
+    """
     for line in wrapped(console, at(event, where), indent=0):
         console.print(line)
-    for frame in where.frames:
-        if frame == where.line:
-            continue
-        console.print(f"    {frame}", style="dim")
+    for frame in [frame for frame in where.frames if frame != where.line][:frames]:
+        in_package = replace(frame, file=frame.file.replace("\\", "/").rpartition("/site-packages/")[2])
+        console.print(f"    {in_package}", style="dim")
     console.print()

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import textwrap
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from calibrate.dryrun.dryrun import DryRun, Streams, dryrun
+from calibrate.dryrun.dryrun import DryRun, Line, Streams, dryrun
+from calibrate.dryrun.hooks.factors import UNATTRIBUTED
 from calibrate.dryrun.played import Played
 from calibrate.emulator import Machine
 from calibrate.measure.measure import measure
 from calibrate.records.record import MeasuredOn
 from predictor.cli import main
 from predictor.common.errors import InputError
+from predictor.events.events import Factor
 from tests.calibrate.small_jobs import ROOT, needs_emulator, workload
 from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 
@@ -146,6 +149,23 @@ def test_the_report_of_a_failed_allocation_names_its_line_once_and_what_would_he
     about_failure = text[text.index("Out of memory while"):text.index("Peak of")]
     assert about_failure.count("train.py:8") == 1
     assert "As it is it needs 260.00 MiB for PyTorch, which had 220.00 MiB. With PYTORCH_CUDA_ALLOC_CONF=" in about_failure
+
+
+def test_the_report_of_a_failed_allocation_deep_in_a_package_fits_a_screen(refused):
+    from rich.console import Console
+
+    from calibrate.report.dryrun import report
+
+    failed, = refused.out_of_memory
+    stack = tuple(Line("/env/lib/python3.11/site-packages/torch/nn/functional.py", number, "linear") for number in range(8))
+    every = dict.fromkeys([*(factor.value for factor in Factor), UNATTRIBUTED], 10 * MIB)
+    console = Console(width=100, record=True, file=io.StringIO())
+    report(console, replace(refused, peak=replace(refused.peak, frames=stack), factors=every, modules={"model": every},
+                            out_of_memory=(replace(failed, where=replace(failed.where, frames=stack)),)))
+    lines = console.export_text().splitlines()
+    assert len(lines) <= 40
+    assert [line for line in lines if line.startswith("    ")] == [
+        f"    torch/nn/functional.py:{number} in linear" for number in range(4)]
 
 
 def test_the_traceback_has_no_frames_of_the_emulated_gpu(tmp_path, capfd):
