@@ -63,13 +63,15 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
     only.
     """
     start, traced = Tape(), pieces[0].micro.events
+    first = len(traced.sizes)
     to_device(start, setup)
     names = {name: row for row, name in enumerate(traced.names)}
-    sizes: dict[int, int] = {}  # bytes -> row, counted from 0 after the last row of the first trace
+    sizes: dict[int, int] = {}  # bytes -> row, counted from the first trace's last row on
 
-    def rows_of(byte_counts: Sequence[int]) -> np.ndarray:
-        return np.array([len(traced.sizes) + sizes.setdefault(size, len(sizes)) for size in byte_counts],
-                        dtype=np.int32)
+    def rows_of(byte_counts: Sequence[int] | np.ndarray) -> np.ndarray:
+        distinct, row_of = np.unique(np.asarray(byte_counts, dtype=np.int64), return_inverse=True)
+        rows = [sizes.setdefault(size, len(sizes)) for size in distinct.tolist()]
+        return np.array(rows, dtype=np.int32)[row_of] + np.int32(first)
 
     def names_of(texts: Sequence[str]) -> np.ndarray:
         return np.array([names.setdefault(name, len(names)) for name in texts], dtype=np.int32)
@@ -93,7 +95,7 @@ def compose(pieces: Sequence[Piece], setup: Setup, gpu: Gpu) -> EventList:
         columns.append(np.stack([call.kind, numbered[call.buffer], call.moment])[:, kept])
         steps.append(np.full(kept.sum(), number, dtype=np.int16))
         symbolic = call.traced if number == 1 else 0
-        row, name = rows_of(call.size_bytes[symbolic:].tolist()), names_of(piece.micro.events.names)
+        row, name = rows_of(call.size_bytes[symbolic:]), names_of(piece.micro.events.names)
         buffers.append(Buffers(np.concatenate([call.buffers.size[:symbolic], row]), call.buffers.stream,
                                call.buffers.factor, name[call.buffers.module], name[call.buffers.operator]))
         live += len(call.buffers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from predictor.common.errors import InputError
@@ -12,6 +13,7 @@ from predictor.common.progress import Progress
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
 from predictor.events.composed_run import Run, evaluate
+from predictor.events.events import EventList
 from predictor.events.model_facts import ModelFacts
 from predictor.events.regimes import regime_of
 from predictor.events.sizes import Shape
@@ -65,15 +67,18 @@ class InferenceJob(Job):
         """Always 0: inference runs on one GPU."""
         return [0]
 
+    @cached_property
+    def _events(self) -> EventList:
+        return compose(self.pieces, self.setup, self.gpu)
+
     @property
     def traced_events(self) -> int:
         """All events: there is no engine."""
-        return len(compose(self.pieces, self.setup, self.gpu))
+        return len(self._events)
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Start-up and all calls. They do not depend on the limit."""
-        events = compose(self.pieces, self.setup, self.gpu)
-        return evaluate(events, 0, self.shape, self.gpu, corrections.coefficients(self.profile))
+        return evaluate(self._events, 0, self.shape, self.gpu, corrections.coefficients(self.profile))
 
     def described(self) -> Mapping[str, Any]:
         """Every key of the workload with its value."""

@@ -72,7 +72,7 @@ def written(draw: st.DrawFn, document: Any, how: str = "") -> bytes:
         text = values.as_json(document, indent=draw(st.sampled_from((None, 1))))
         text = (draw(st.sampled_from(("// c\n{}", "{} /* c", "{}{}", "[{}]"))) if values.seldom(draw, 10) else "{}").replace("{}", text)
     else:
-        if values.seldom(draw, 100) and isinstance(document, dict) and document:
+        if values.seldom(draw, 50) and isinstance(document, dict) and document:
             document = document | draw(st.sampled_from(({draw(st.sampled_from(sorted(document, key=str))): "MANY"}, {"deepspeed": {"scheduler": "MANY"}})))
         text = values.with_raw(_yaml(document)).replace("MANY", f"[{MANY}]")
         if values.seldom(draw, 12):
