@@ -310,9 +310,9 @@ IN_A_DEEPSPEED_CONFIG = (
 CONTRADICTIONS = (
     Contradiction(("model",), lambda c: "model" not in c.user_keys, "is not given: name one, such as llava-1.5-7b"),
     Contradiction((KEY_FROM_DETAIL, "mode"), _of_the_other_mode,
-                  lambda c, _: "belongs to training, but mode is inference: leave it out"
-                  if c["mode"] == "inference" else
-                  "belongs to inference, but mode is training: leave it out, or add mode inference"),
+                  lambda c, key: "belongs to inference, but mode is training: leave it out, or add mode inference"
+                  if c["mode"] == "training" else "belongs to training, but mode is inference: "
+                  + ("give per_device_eval_batch_size" if key == "per_device_train_batch_size" else "leave it out")),
     # inference
     Contradiction((KEY_FROM_DETAIL, "conversation"),
                   lambda c: _first(key for key in modes.ANSWERED_BY_TURNS if key in c.user_keys)

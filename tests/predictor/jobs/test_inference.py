@@ -178,6 +178,7 @@ def test_what_cannot_be_predicted_is_one_clear_line(model, name, keys, says):
 
 @pytest.mark.parametrize(("keys", "says"), [
     ({"optim": "sgd"}, "optim belongs to training, but mode is inference: leave it out"),
+    ({"per_device_train_batch_size": 8}, "belongs to training, but mode is inference: give per_device_eval_batch_size"),
     ({"mode": "training", "max_new_tokens": 5}, "max_new_tokens belongs to inference, but mode is training"),
     ({"conversation": TURNS}, "sequence_length is given, but so is conversation"),
     ({"max_cache_len": 50}, "max_cache_len is given, but only a static cache has a fixed length"),
