@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from predictor.common.safe_text import printable
 
@@ -34,15 +33,7 @@ def _cut(text: str, most: int) -> str:
 
 
 class OtherReleases(InputError):
-    """Packages are installed in other releases than those that are predicted.
-
-    Attributes:
-        installed: package -> the release that is installed here.
-    """
-
-    def __init__(self, message: str, installed: Mapping[str, str]) -> None:
-        super().__init__(message)
-        self.installed = installed
+    """Packages are installed in other releases than those that are predicted."""
 
 
 class NotPredicted(InputError):

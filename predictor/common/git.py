@@ -79,7 +79,8 @@ def names_in_revision(revision: str, files: Sequence[str]) -> dict[str, str]:
 
 def _top() -> Path:
     """The directory of the repository that the current directory is in."""
-    return Path(_git("rev-parse", "--show-toplevel").decode().strip())
+    return Path(_git("rev-parse", "--show-toplevel", problem="the current directory is in no Git repository: run this "
+                     "in the repository that has the earlier revision").decode().strip())
 
 
 def _commit(revision: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from predictor.common.errors import InputError, NotPredicted, OtherReleases
 from predictor.common.installing import pip_install
 from predictor.events import regimes
-from predictor.formula import installed_versions, store
+from predictor.formula import store
 from predictor.formula.formula import Formula
 from predictor.formula.store import Key
 from predictor.model import code_models
@@ -228,7 +228,7 @@ def require(config: ModelConfig, key: Key) -> None:
     sizes = ", ".join(f"{height}x{width}" for height, width in store.shipped_sizes(key))
     missing = f"no shipped formula for {config.name} with these settings" + (
         f" and pictures of this size (shipped: {sizes}, as the model's processor resizes them)" if sizes else "")
-    _installed(missing, packages, "peakcast[trace]", "give --versions {}")
+    _installed(missing, packages, "peakcast[trace]", "give {}")
     if key.liger:
         _installed(missing, {"liger-kernel": key.liger}, "liger-kernel", "use peakcast learn")
 
@@ -258,7 +258,6 @@ def _installed(missing: str, packages: dict[str, str], source: str, otherwise: s
     if others:
         needed, here = (" and ".join(f"{package} {which[package]}" for package in others)
                         for which in (packages, others))
-        found = " ".join(f"{package}={installed}" for package, installed in others.items())
+        found = " ".join(f"--versions {package}={installed}" for package, installed in others.items())
         raise OtherReleases(f"versions: tracing for {needed} needs these releases, and here is {here}: install them, "
-                            f"name a Python that has them (--python), or {otherwise.format(found)}",
-                            installed_versions.versions())
+                            f"name a Python that has them (--python), or {otherwise.format(found)}")

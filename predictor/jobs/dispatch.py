@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from predictor.common.errors import OtherReleases
 from predictor.common.progress import Progress
-from predictor.formula import learned
+from predictor.formula import installed_versions, learned, store
 from predictor.jobs import inference_job, learned_job, training_job
 from predictor.jobs.training_job import Job
 from predictor.model.request import Request
@@ -18,19 +18,24 @@ Result = TypeVar("Result")
 
 
 def for_installed(workload: Workload, work: Callable[[Workload], Result]) -> Result:
-    """The result of work on a workload; of the workload in the installed releases, where the work must trace with them
-    and the workload gives no versions. So all that the work predicts is for the same releases.
+    """The result of work on a workload; of the workload in the installed releases, where the work must trace with them,
+    or may not trace, and the workload gives no versions. So all that the work predicts is for the same releases.
 
     Raises:
         InputError: as the work.
     """
     try:
         return work(workload)
-    except OtherReleases as other:
-        if "versions" not in workload.filled_in:
+    except (OtherReleases, store.NotTraced) as problem:
+        installed = installed_versions.versions()
+        installed.pop("python")
+        here = workload.replace(versions={**workload.versions, **installed})
+        if "versions" not in workload.filled_in or here.versions == workload.versions:
             raise
-        installed = {name: version for name, version in other.installed.items() if name != "python"}
-        return work(workload.replace(versions={**workload.versions, **installed}))
+        try:
+            return work(here)
+        except store.NotTraced:
+            raise problem from None
 
 
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> Job:

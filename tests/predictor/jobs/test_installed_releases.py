@@ -10,6 +10,7 @@ import pytest
 
 from predictor import Workload
 from predictor.answer.predict import predict
+from predictor.answer.remedies import remedies
 from predictor.common.errors import OtherReleases
 from predictor.formula import installed_versions, interpreter
 from predictor.jobs import dispatch
@@ -50,3 +51,14 @@ def test_all_batches_of_samples_are_predicted_for_the_installed_releases(job):
     samples = Samples(np.array([40, 64, 64]), np.zeros(3, dtype=int))
     found = predict(job.replace(sequence_length=None, per_device_train_batch_size=2), samples=samples)
     assert found.workload["versions"] == PINNED | {"transformers": INSTALLED}
+
+
+def test_remedies_are_for_the_releases_that_the_job_was_traced_with(job):
+    """Nothing more is traced for them, so the formula of the usual releases does not exist."""
+    short = job.replace(capacity_bytes=predict(job).peak_requested_bytes, per_device_train_batch_size=1)
+    assert [remedy for remedy in remedies(short) if remedy.fits or remedy.needs_trace]
+
+
+def test_advice_to_give_releases_is_an_option_that_can_be_typed(job):
+    with pytest.raises(OtherReleases, match="or give --versions transformers=5.16.1$"):
+        dispatch.prepare(job.replace(versions=PINNED))
