@@ -35,7 +35,7 @@ from predictor.allocator import AllocatorSettings
 from predictor.allocator.simulate import Device
 from predictor.common import gpus
 from predictor.course.evaluation import Evaluating, EvaluationRuns
-from predictor.course.runs import Batch, BatchRuns
+from predictor.course.runs import BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
 from predictor.course.simulate import COLUMNS, RankCourse, simulate
 from predictor.workload.samples import Samples
@@ -85,14 +85,14 @@ class Job:
                                                             if name not in OWN}, "model": model_of(keys["model"])})
         samples = drawn_samples(workload.sequence_length or 0, **keys["samples"])
         workload = workload.fill(images_per_sample=int(samples.images.max() > 0))
-        sampler = Sampler(samples.tokens, workload.per_device_train_batch_size, workload.data_parallel_size,
-                          workload.gradient_accumulation_steps, Sampling(**keys.get("sampling", {})))
+        sampling = Sampling(**keys.get("sampling", {}))
+        sampler = Sampler.of(samples.tokens, workload, sampling)
         evaluation = None
         if "evaluation" in keys:
             evaluated = dict(keys["evaluation"])
             every, size = evaluated.pop("every"), evaluated.pop("size")
             evaluation = EvaluationRuns(workload, Evaluating(every, drawn_samples(
-                workload.sequence_length or 0, **keys["samples"] | evaluated), size))
+                workload.sequence_length or 0, **keys["samples"] | evaluated), size), sampling.packing)
         return cls(keys, workload, BatchRuns(workload, samples), sampler.steps(keys["steps"]),
                    0 if workload.rank == "worst" else int(workload.rank), evaluation)
 
@@ -111,14 +111,14 @@ class Job:
     def measured(self) -> dict[str, Any]:
         """The course on the emulated GPU: the program's answer."""
         place = self.runs.place(self.rank)
-        batches = [[self.runs.batch(of_ranks[place % len(of_ranks)]) for of_ranks in step.batches]
-                   for step in self.steps]
+        batches = [[of_ranks[place % len(of_ranks)] for of_ranks in step.batches] for step in self.steps]
         task = {"workload": self.workload.resolved(), "rank": self.rank,
                 "empty_cache_steps": self.keys.get("empty_cache_steps"), "held": self.keys.get("held", 1),
-                "steps": [list(map(_plain_batch, of_step)) for of_step in batches]}
+                "steps": [[_plain_batch(self.runs, indices) for indices in of_step] for of_step in batches]}
         if self.evaluation:
-            evaluated = map(self.evaluation.batch, self.evaluation.of_rank(self.rank))
-            task["evaluation"] = {"every": self.evaluation.every, "batches": list(map(_plain_batch, evaluated))}
+            task["evaluation"] = {"every": self.evaluation.every,
+                                  "batches": [_plain_batch(self.evaluation, indices)
+                                              for indices in self.evaluation.of_rank(self.rank)]}
         where = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(task, file)
@@ -127,9 +127,11 @@ class Job:
                                            variables=dict.fromkeys(ALLOCATOR_VARIABLES, self.conf) if self.conf else {})
 
 
-def _plain_batch(batch: Batch) -> dict[str, Any]:
-    """A batch as the program reads it."""
-    return {"shape": list(batch.shape), "padded": batch.padded, "pictures": batch.pictures}
+def _plain_batch(runs: BatchRuns, indices: np.ndarray) -> dict[str, Any]:
+    """A batch of these samples as the program reads it."""
+    batch = runs.batch(indices)
+    return {"padding": batch.padding, "pictures": batch.pictures, "images": batch.shape.images,
+            "tokens": runs.samples.tokens[indices].tolist()}
 
 
 def drawn_samples(longest: int, *, count: int, seed: int, median: float, images: int = 0, shortest: int = 16,

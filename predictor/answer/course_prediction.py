@@ -16,6 +16,7 @@ from predictor.course.course import Request, Simulation
 from predictor.course.evaluation import BATCH
 from predictor.formula import learned
 from predictor.jobs import dispatch
+from predictor.workload import compared
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -43,12 +44,18 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and no course: "
                          "leave --steps and --epochs out")
 
+    if request.sampling.packing != "none" and workload.sequence_length is None:
+        raise InputError("packing: needs sequence_length, the tokens of a row that samples are packed into")
+
     def predicted(workload: Workload) -> Prediction:
+        if request.sampling.packing != "none" and workload.padding != "packed":
+            raise InputError(f"packing {request.sampling.packing}: the samples of a row are packed, but padding is "
+                             f"{workload.padding}: add padding packed")
         evaluates, size = workload.evaluates, workload.per_device_eval_batch_size or BATCH
         if request.evaluating is not None:  # whether this job's evaluation can be predicted
             workload = workload.replace(per_device_eval_batch_size=size)
         workload = workload.replace(per_device_eval_batch_size=None) if workload.evaluates else workload
-        workload, taken = as_the_model_takes_them(workload, samples)
+        workload, taken = as_the_model_takes_them(workload, samples, compared.COURSES)
         evaluating = request.evaluating and replace(
             request.evaluating, size=size, samples=_evaluated(workload, request.evaluating.samples))
         simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
@@ -73,4 +80,4 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
 
 def _evaluated(workload: Workload, samples: Samples) -> Samples:
     """The samples of an evaluation, as the model of a training takes them. They may be fewer than its batches have."""
-    return as_the_model_takes_them(workload.replace(per_device_train_batch_size=1), samples)[1]
+    return as_the_model_takes_them(workload.replace(per_device_train_batch_size=1), samples, compared.COURSES)[1]

@@ -24,6 +24,7 @@ from predictor.model import models
 from predictor.model.model_config import Modality
 from predictor.model.request import Request
 from predictor.workload import compared
+from predictor.workload.compared import Line
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -169,15 +170,19 @@ def _falling(lengths: np.ndarray, most_images: int, reached: Callable[[int, int]
     return np.array([*(between(0, most_images) if most_images else ()), first(most_images)])
 
 
-def as_the_model_takes_them(workload: Workload, samples: Samples) -> tuple[Workload, Samples]:
+def as_the_model_takes_them(workload: Workload, samples: Samples, line: Line = compared.SAMPLES
+                            ) -> tuple[Workload, Samples]:
     """The samples without what the model does not take, truncated to the workload's sequence length.
 
     If the workload has no sequence length, it becomes that of the longest sample.
 
+    Args:
+        line: what was compared of that which the samples are for.
+
     Raises:
         InputError: the workload contradicts the samples, or there are fewer samples than a batch has.
     """
-    _check_workload(workload)
+    _check_workload(workload, line)
     if workload.per_device_train_batch_size > len(samples):
         raise InputError(f"per_device_train_batch_size {workload.per_device_train_batch_size}: there are only "
                          f"{len(samples):,} samples")
@@ -203,10 +208,10 @@ def check_room(samples: Samples, tokens_per_image: int) -> None:
                          f"and let sequence_length leave {least[first]:,}")
 
 
-def _check_workload(workload: Workload) -> None:
+def _check_workload(workload: Workload, line: Line) -> None:
     """Rejects a workload that contradicts the samples, or that is not predicted together with them."""
-    for key in compared.SAMPLES.unseen(vars(workload)):
-        raise InputError(compared.SAMPLES.says.get(key) or f"{key} {quoted(thaw(getattr(workload, key)), 80)}: not "
+    for key in line.unseen(vars(workload)):
+        raise InputError(line.says.get(key) or f"{key} {quoted(thaw(getattr(workload, key)), 80)}: not "
                          "predicted with samples yet: leave one of them out")
     if learned.is_learned_file(workload.model):
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and does not "

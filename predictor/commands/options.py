@@ -356,6 +356,8 @@ def add_course(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--epochs", type=float, metavar="E", help="the same for so many epochs, such as 1 or 0.5")
     group.add_argument("--sampling", metavar="NAME", help="how batches are drawn, as train_sampling_strategy: random "
                        "(default), group_by_length, sequential")
+    group.add_argument("--packing", metavar="NAME", help="rows that samples are packed into before batches are drawn, "
+                       "with padding packed: bfd, as TRL's packing_strategy; default: none")
     group.add_argument("--seed", type=int, metavar="N", help="the sampler's seed (default: 42, as the Trainer's)")
     group.add_argument("--drop-last", action="store_true", help="leave out an incomplete last batch of an epoch")
     group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
@@ -373,7 +375,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
     Raises:
         InputError: an option is wrong, or needs another.
     """
-    names = ("sampling", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot")
+    names = ("sampling", "packing", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot")
     given = [name for name in names if getattr(arguments, name) is not None] + ["drop_last"] * arguments.drop_last
     if arguments.steps is None and arguments.epochs is None:
         if given:
@@ -391,7 +393,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
     from predictor.course.sampler import Sampling
     from predictor.workload.samples import read
 
-    own = {"strategy": arguments.sampling, "seed": arguments.seed}
+    own = {"strategy": arguments.sampling, "seed": arguments.seed, "packing": arguments.packing}
     sampling = Sampling(**{name: value for name, value in own.items() if value is not None},
                         drop_last=arguments.drop_last)
     evaluating = Evaluating(arguments.eval_steps, read(arguments.eval_samples)) if arguments.eval_samples else None

@@ -74,7 +74,7 @@ class Failure:
     Attributes:
         step, micro_step, epoch: from 1 on; step 0 is start-up.
         samples: the batch's samples, as their numbers in the file, from 1 on.
-        tokens, images: of the batch: tokens of its longest sample, images of all.
+        tokens, images: of the batch: tokens of its longest sample (of packed samples of all), images of all.
         requested_bytes: what could not be allocated.
         idle_bytes: what PyTorch had reserved and no block held.
         evaluated: number of the batch in the evaluation after the step, from 1 on; 0 in training. The batch is then one
@@ -103,11 +103,12 @@ class Failure:
     @classmethod
     def of(cls, found: OutOfMemoryAt) -> Failure:
         """The failure that a simulation found."""
-        shortage, shape = found.shortage, found.batch.shape if found.batch else None
+        shortage, batch = found.shortage, found.batch
         return cls(found.rank, found.step, found.micro_step, found.epoch + 1,
-                   tuple(index + 1 for index in found.samples), shape.sequence if shape else 0,
-                   shape.images if shape else 0, shortage.tag.moment.value, shortage.tag.module, shortage.tag.operator,
-                   shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes, found.evaluated)
+                   tuple(index + 1 for index in found.samples), batch.row_tokens if batch else 0,
+                   batch.shape.images if batch else 0, shortage.tag.moment.value, shortage.tag.module,
+                   shortage.tag.operator, shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes,
+                   found.evaluated)
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ class Simulation:
     def _evaluations(self, evaluating: Evaluating | None, progress: Progress | None) -> EvaluationRuns | None:
         if evaluating is None:
             return None
-        runs = EvaluationRuns(self._workload, evaluating, progress)
+        runs = EvaluationRuns(self._workload, evaluating, self._request.sampling.packing, progress)
         batches = self.steps // evaluating.every * len(runs)
         if batches > MOST_STEPS:
             raise InputError(f"eval_steps {evaluating.every}: {batches:,} batches are evaluated, more than "
@@ -332,9 +333,7 @@ class Simulation:
         return runs
 
     def _sampler(self, sampling: Sampling) -> Sampler:
-        workload = self._workload
-        return Sampler(self._samples.tokens, workload.per_device_train_batch_size, workload.data_parallel_size,
-                       workload.gradient_accumulation_steps, sampling)
+        return Sampler.of(self._samples.tokens, self._workload, sampling)
 
     # chances and cures ------------------------------------------------------------------------------------------
 
@@ -375,6 +374,8 @@ class Simulation:
             yield "the saving of checkpoints between the steps, for which sharded parameters are gathered"
         if self._left_out:
             yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
+        if self._workload.padding == "packed" and self._request.sampling.packing == "none":
+            yield "rows that are packed before training, which hold as many samples as fit: add --packing bfd"
         if self._runs.lacks_images:
             yield "batches with fewer images than formulas cover: they are simulated with that many"
         if self._request.sampling.strategy == "group_by_length":

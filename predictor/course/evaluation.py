@@ -53,18 +53,20 @@ class EvaluationRuns(BatchRuns):
 
     Args:
         workload: that of the training.
-        size: samples of a batch on each rank.
+        packing: as of the training's :class:`Sampling`.
         progress: as for :class:`BatchRuns`.
 
     Raises:
         InputError: a batch cannot be predicted.
     """
 
-    def __init__(self, workload: Workload, evaluating: Evaluating, progress: Progress | None = None) -> None:
+    def __init__(self, workload: Workload, evaluating: Evaluating, packing: str = "none",
+                 progress: Progress | None = None) -> None:
         super().__init__(workload, evaluating.samples, progress)
         self.every = evaluating.every
-        sampler = Sampler(evaluating.samples.tokens, evaluating.size, workload.data_parallel_size, 1,
-                          Sampling("sequential"))
+        sampler = Sampler.of(evaluating.samples.tokens, workload.replace(
+            per_device_train_batch_size=evaluating.size, gradient_accumulation_steps=1),
+            Sampling("sequential", packing=packing))
         self._turns = [step.batches[0] for step in sampler.steps(sampler.steps_per_epoch)]
         self._parts: dict[MicroStep, Part] = {}
         self.check(self.batch(indices) for turn in self._turns for indices in turn)

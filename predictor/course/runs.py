@@ -1,11 +1,12 @@
 """The composed runs of a course: one for each kind of batch and rank, cut into parts, with sizes for each batch.
 
 Batches of one kind have one list of events, and their sizes follow from their shape. Batches are of one kind if their
-shapes share a regime, and both are padded or neither is, and their pictures have the same sizes.
+shapes share a regime, and they are padded alike, and their pictures have the same sizes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,14 +41,19 @@ class Batch:
     """What decides the memory of a micro-batch.
 
     Attributes:
-        shape: samples, tokens of the longest sample, images of all samples.
-        padded: whether a mask hides padding, because samples differ in length.
+        shape: samples, tokens of the longest sample (of packed samples the mean), images of all samples.
+        padding: ``right``: a mask hides padding, because samples differ in length; ``packed``: they share one row.
         pictures: sizes of the images, where the model takes several; one size if all are treated the same.
     """
 
     shape: Shape
-    padded: bool
+    padding: str
     pictures: Sizes = ()
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of each row, padding included."""
+        return int(self.shape.sequence * (self.shape.batch if self.padding == "packed" else 1))
 
 
 class BatchRuns:
@@ -82,7 +88,10 @@ class BatchRuns:
         if self.samples.pictures:
             pictures = of_one_kind(self._config, sum((self.samples.pictures[index] for index in indices.tolist()), ()))
         least = min(len(indices), 2) if self._media else 0
-        return Batch(Shape(len(indices), int(tokens.max()), max(images, least)), int(np.ptp(tokens)) > 0, pictures)
+        images = max(images, least)
+        if self.workload.padding == "packed":
+            return Batch(Shape.packed(len(indices), int(tokens.sum()), images), "packed", pictures)
+        return Batch(Shape(len(indices), int(tokens.max()), images), "right" if np.ptp(tokens) else "none", pictures)
 
     def check(self, batches: Iterable[Batch]) -> None:
         """Finds the formulas of all batches, and traces those that are missing.
@@ -157,11 +166,11 @@ class BatchRuns:
 
     def _kind(self, batch: Batch) -> Hashable:
         regime: Regime = regimes_at(self._request(batch), [batch.shape])[0]
-        return regime, batch.padded, batch.pictures
+        return regime, batch.padding, batch.pictures
 
     def _request(self, batch: Batch) -> Request:
         """The request of a batch. One workload stands for all batches that are padded alike and have equal pictures."""
-        key = batch.padded, batch.pictures
+        key = batch.padding, batch.pictures
         if key not in self._requests:
             self._requests[key] = Request.of(self._workload(batch), batch.shape)
         return self._requests[key].at(batch.shape)
@@ -170,8 +179,8 @@ class BatchRuns:
         """The workload of a batch."""
         sizes = {"image_size": ",".join(f"{height}x{width}" for height, width in batch.pictures)}
         return self.workload.replace(
-            sequence_length=batch.shape.sequence, per_device_train_batch_size=batch.shape.batch,
-            **(sizes if batch.pictures else {})).fill(padding="right" if batch.padded else "none")
+            sequence_length=math.ceil(batch.shape.sequence), per_device_train_batch_size=batch.shape.batch,
+            **(sizes if batch.pictures else {})).fill(padding=batch.padding)
 
     # sizes ------------------------------------------------------------------------------------------------------
 

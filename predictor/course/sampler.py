@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.common.suggestions import quoted
+from predictor.course import packing
 from predictor.course.permutation import LARGEST, randperm
+from predictor.workload.workload import Workload
 
 STRATEGIES = ("random", "group_by_length", "sequential")
 """Values of transformers' ``train_sampling_strategy``."""
+PACKINGS = ("none", "bfd")
+"""``none``, and a value of TRL's ``packing_strategy``."""
 MOST_GROUPED = 50
 """Most batches of a mega-batch, in which samples are sorted by length."""
 
@@ -31,14 +36,18 @@ class Sampling:
         seed: ``data_seed`` or ``seed`` of the Trainer. Each epoch adds its number to it.
         drop_last: whether samples that do not fill a batch at the end of an epoch are left out.
         longest_first: whether the step with the longest batch of the course is moved to its beginning.
+        packing: one of :data:`PACKINGS`: how samples are packed into rows, of which batches are then drawn.
     """
 
     strategy: str = "random"
     seed: int = 42
     drop_last: bool = False
     longest_first: bool = False
+    packing: str = "none"
 
     def __post_init__(self) -> None:
+        if self.packing not in PACKINGS:
+            raise InputError(f"packing {quoted(self.packing)}: must be {', '.join(PACKINGS)}")
         if self.strategy not in STRATEGIES:
             raise InputError(f"sampling {quoted(self.strategy)}: must be {', '.join(STRATEGIES)}")
 
@@ -67,6 +76,8 @@ class Sampler:
         size: samples in a batch.
         ranks: data-parallel ranks; each gets its own batches.
         micro_steps: micro-steps of an optimizer step.
+        longest: tokens of a row that samples are packed into; only for :attr:`Sampling.packing`.
+        padded: whether batches are padded to their longest sample.
     """
 
     lengths: np.ndarray
@@ -74,6 +85,25 @@ class Sampler:
     ranks: int
     micro_steps: int
     sampling: Sampling
+    longest: int = 0
+    padded: bool = True
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, workload: Workload, sampling: Sampling) -> Sampler:
+        """The sampler of a training, over samples that are not longer than its sequence length."""
+        return cls(lengths, workload.per_device_train_batch_size, workload.data_parallel_size,
+                   workload.gradient_accumulation_steps, sampling, workload.sequence_length or 0,
+                   workload.padding != "packed")
+
+    @cached_property
+    def _rows(self) -> list[np.ndarray] | None:
+        """The samples of each row that is drawn; None if each sample is drawn on its own."""
+        return packing.rows(self.lengths, self.longest) if self.sampling.packing == "bfd" else None
+
+    @cached_property
+    def _drawn_lengths(self) -> np.ndarray:
+        """Tokens of what is drawn."""
+        return self.lengths if self._rows is None else np.array([self.lengths[row].sum() for row in self._rows])
 
     def __post_init__(self) -> None:
         if len(self.lengths) >= LARGEST:
@@ -85,7 +115,7 @@ class Sampler:
     @property
     def batches_per_epoch(self) -> int:
         """Batches that each rank gets in an epoch."""
-        whole, rest = divmod(len(self.lengths), self.size)
+        whole, rest = divmod(len(self._drawn_lengths), self.size)
         batches = whole + (rest > 0 and not self.sampling.drop_last)
         return batches // self.ranks if self.sampling.drop_last else -(-batches // self.ranks)
 
@@ -106,7 +136,8 @@ class Sampler:
 
     def _longest(self, step: Step) -> int:
         """Tokens of the step's largest batch, padding included."""
-        return max(len(batch) * int(self.lengths[batch].max()) for batches in step.batches for batch in batches)
+        lengths = [self.lengths[batch] for batches in step.batches for batch in batches]
+        return max(int(of_batch.max()) * len(of_batch) if self.padded else int(of_batch.sum()) for of_batch in lengths)
 
     def _endless(self) -> Iterator[Step]:
         number = epoch = 0
@@ -114,8 +145,13 @@ class Sampler:
             batches = self._epoch(epoch)
             for start in range(0, len(batches), self.micro_steps):
                 number += 1
-                yield Step(number, epoch, batches[start : start + self.micro_steps])
+                yield Step(number, epoch, [list(map(self._samples, of_ranks))
+                                           for of_ranks in batches[start : start + self.micro_steps]])
             epoch += 1
+
+    def _samples(self, batch: np.ndarray) -> np.ndarray:
+        """The samples of a batch of rows."""
+        return batch if self._rows is None else np.concatenate([self._rows[row] for row in batch.tolist()])
 
     def _epoch(self, epoch: int) -> list[list[np.ndarray]]:
         """The batches of an epoch: of each turn of the ranks, one for each rank.
@@ -133,8 +169,8 @@ class Sampler:
 
     def _order(self, epoch: int) -> np.ndarray:
         if self.sampling.strategy == "sequential":
-            return np.arange(len(self.lengths))
-        order = randperm(len(self.lengths), self.sampling.seed + epoch)
+            return np.arange(len(self._drawn_lengths))
+        order = randperm(len(self._drawn_lengths), self.sampling.seed + epoch)
         return self._grouped(order) if self.sampling.strategy == "group_by_length" else order
 
     def _grouped(self, order: np.ndarray) -> np.ndarray:
@@ -142,7 +178,7 @@ class Sampler:
         size = self.size * self.micro_steps
         mega = size * max(1, min(len(order) // (4 * size), MOST_GROUPED))
         parts = [order[start : start + mega] for start in range(0, len(order), mega)]
-        parts = [part[np.argsort(-self.lengths[part], kind="stable")] for part in parts]
-        longest = int(np.argmax([self.lengths[part[0]] for part in parts]))
+        parts = [part[np.argsort(-self._drawn_lengths[part], kind="stable")] for part in parts]
+        longest = int(np.argmax([self._drawn_lengths[part[0]] for part in parts]))
         parts[0][0], parts[longest][0] = parts[longest][0], parts[0][0]
         return np.concatenate(parts)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -36,6 +37,15 @@ class Shape:
     def __iter__(self) -> Iterator[int]:
         return iter((self.batch, self.sequence, self.images))
 
+    @classmethod
+    def packed(cls, batch: int, tokens: int, images: int) -> Shape:
+        """The shape of samples that share a row of so many tokens; its ``sequence`` is their mean, maybe a fraction.
+
+        Sizes depend on the number of samples and on the sum of their tokens (:data:`predictor.formula.fit.PACKED`),
+        which stays a whole number.
+        """
+        return cls(batch, cast(int, Fraction(tokens, batch)), images)
+
 
 @dataclass(frozen=True)
 class Monomial:
@@ -45,13 +55,25 @@ class Monomial:
 
     def __call__(self, shape, gpu=None) -> np.ndarray | int:
         # numpy computes the power 0 of an array as slowly as any other
-        return math.prod(symbol if power == 1 else symbol**power
-                         for symbol, power in zip(shape, self.exponents) if power)
+        value = math.prod(symbol if power == 1 else symbol**power
+                          for symbol, power in zip(shape, self.exponents) if power)
+        return _whole(value) if isinstance(value, Fraction) else value
 
     def __str__(self) -> str:
         powers = [f"{name}^{power}" if power > 1 else name
                   for name, power in zip(SYMBOLS, self.exponents) if power]
         return "·".join(powers) or "1"
+
+
+def _whole(value: Fraction) -> int:
+    """The number of something at a mean length: a whole one.
+
+    Raises:
+        ValueError: it is not whole, so it depends on more than the sum of the lengths.
+    """
+    if value.denominator != 1:
+        raise ValueError(f"{value} is no whole number")
+    return value.numerator
 
 
 @dataclass(frozen=True)

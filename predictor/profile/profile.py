@@ -111,7 +111,7 @@ def quantities(shape: Shape, degree: int) -> dict[str, float]:
         degree: data-parallel degree.
     """
     values = shape.batch * shape.sequence, shape.sequence, shape.images, degree
-    return dict(zip(QUANTITIES, values))
+    return dict(zip(QUANTITIES, map(float, values)))
 
 
 def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantities: Mapping[str, float],

@@ -129,11 +129,12 @@ def _drawn(course: Course) -> str:
         if len(course.ranks) > 1 else f"rank {course.ranks[0]}"
     order = {"random": f"drawn at random with seed {sampling.seed}", "sequential": "in the file's order",
              "group_by_length": f"grouped by length with seed {sampling.seed}"}[sampling.strategy]
+    rows = f", packed into rows ({sampling.packing})," if sampling.packing != "none" else ""
     first = ", the longest batch first" if sampling.longest_first else ""
     evaluated = f" After every {course.eval_steps:,} steps {course.eval_batches:,} batches are evaluated." \
         if course.eval_steps else ""
-    return (f"Batches of {course.samples:,} samples {order}{first}, each with its own events, on {ranks}; an epoch has "
-            f"{course.steps_per_epoch:,} steps.{evaluated}")
+    return (f"Batches of {course.samples:,} samples{rows} {order}{first}, each with its own events, on {ranks}; an "
+            f"epoch has {course.steps_per_epoch:,} steps.{evaluated}")
 
 
 def _trials(course: Course) -> Table:

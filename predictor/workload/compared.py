@@ -204,6 +204,11 @@ SAMPLES = Line(
     {"mode": "samples are for training only: leave them out, or leave out mode inference",
      "per_device_eval_batch_size": "per_device_eval_batch_size: the samples are for training only; leave it out"})
 """The line of a dataset's samples, which are not a key of a workload."""
+COURSES = Line(
+    lambda k: True,
+    {"mode": ("training",), "per_device_eval_batch_size": (None,)},
+    (TRUTH.format("course") + "::test_every_step_is_simulated", "profiles/pages/course.md"), SAMPLES.says)
+"""The line of a whole training over a dataset's samples."""
 MODEL_TYPES: dict[str, Line] = {
     "use_liger_kernel": Line(
         lambda k: k["use_liger_kernel"], {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")},

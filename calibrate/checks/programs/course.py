@@ -2,8 +2,8 @@
 
 The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), ``held`` (how
 many batches are on the GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
-``shape`` (samples, tokens, images), ``padded`` and ``pictures`` (sizes). ``evaluation``, if there is one, has such
-batches, too, with which the model is evaluated after ``every`` steps.
+``tokens`` (of each sample), ``images`` (of all), ``padding`` and ``pictures`` (sizes). ``evaluation``, if there is one,
+has such batches, too, with which the model is evaluated after ``every`` steps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calibrate.probes import device_query
+from predictor.events.sizes import Shape
+
+if TYPE_CHECKING:
+    from predictor.trace.inputs import Inputs
 
 NOW = ("requested_bytes.all.current", "allocated_bytes.all.current", "reserved_bytes.all.current", "num_alloc_retries")
 """The last columns of the rows; the first are the peaks of :mod:`calibrate.job.peaks`. Together they are the first of
@@ -58,7 +62,6 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
 
     from calibrate.job import reference_loop, single_rank
     from calibrate.job.engines import ENGINES, Job
-    from predictor.events.sizes import Shape
     from predictor.model import code_models, parser
     from predictor.model.request import Request
     from predictor.trace.inputs import inputs_of
@@ -76,7 +79,7 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
     def on_host(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """The options and the tensors of a batch, which are made while the model is on meta."""
         one = inputs(tuple(map(tuple, entry["pictures"])))
-        return one.options, one.batch(Shape(*entry["shape"]), "right" if entry["padded"] else "none")
+        return one.options, (_packed if entry["padding"] == "packed" else _padded)(one, entry)
 
     first = inputs(())
     facts = parser.describe(model, first.tokens_among(1), first.image_tokens(Request.of(workload).shape))
@@ -112,6 +115,22 @@ def _train(task: Mapping[str, Any], note: Callable[[], None], at: list[int]) -> 
         due = (number + 1) % evaluation["every"] == 0
         _evaluate(model, forward if workload.engine == "deepspeed" else model, evaluated if due else [])
         note()
+
+
+def _padded(inputs: Inputs, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch whose samples are padded to the longest."""
+    tokens = entry["tokens"]
+    return inputs.batch(Shape(len(tokens), max(tokens), entry["images"]), entry["padding"])
+
+
+def _packed(inputs: Inputs, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch of one row with the samples one after the other, each with as many images."""
+    import torch
+
+    images = entry["images"] // len(entry["tokens"])
+    samples = [inputs.batch(Shape(1, length, images), "packed") for length in entry["tokens"]]
+    return {name: torch.cat([sample[name] for sample in samples], dim=0 if name == "pixel_values" else 1)
+            for name in samples[0]}
 
 
 def _evaluate(model: Any, forward: Callable[..., Any], batches: Sequence[dict[str, Any]]) -> None:

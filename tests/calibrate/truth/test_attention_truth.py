@@ -6,14 +6,17 @@ csrc/flash_attn/flash_api.cpp of release 2.8 do, so that all of transformers aro
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
+from calibrate.checks import course
 from calibrate.measure.measure import measure
 from predictor.answer.predict import predict
 from predictor.common.errors import InputError
 from tests.calibrate.small_jobs import needs_emulator, workload
+from tests.predictor.small import small_llama
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 PACKAGE = '''
@@ -101,6 +104,16 @@ def test_a_packed_job_is_predicted(tmp_path, changes):
         "autocast-padded-ddp", "autocast-lora", "evaluation", "packed-4bit"])
 def test_transformers_around_flash_attn_is_predicted(tmp_path, flash_attn, changes):
     check(workload(tmp_path, gpu="h100-80gb", profile="none", attn_implementation="flash_attention_2", **changes))
+
+
+def test_a_course_of_packed_rows_for_flash_attn_is_simulated(tmp_path, flash_attn):
+    (tmp_path / "llama.json").write_text(json.dumps(small_llama()))
+    job = course.Job.of({"model": str(tmp_path / "llama.json"), "padding": "packed", "profile": "none", "steps": 4,
+                         "attn_implementation": "flash_attention_2", "per_device_train_batch_size": 3,
+                         "sequence_length": 128, "samples": {"count": 40, "seed": 1, "median": 60, "shortest": 20}})
+    memory = job.simulated().memory
+    rows = zip(*(getattr(memory, name).tolist() for name in course.COMPARED))
+    assert list(map(list, rows)) == job.measured()["rows"]
 
 
 def test_nothing_is_measured_without_the_package(tmp_path):

@@ -1,5 +1,6 @@
 """Courses: a course of equal batches is the composed run, failures name their batch, and other settings are compared."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from predictor.course.sampler import Sampling
 from predictor.jobs import dispatch
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
+from tests.predictor.small import small_llama
 
 GIB = 1 << 30
 LLAVA = {"model": "llava-1.5-7b", "sequence_length": 1024, "per_device_train_batch_size": 4, "profile": "none"}
@@ -110,6 +112,26 @@ def test_a_prediction_has_the_course_and_its_reserved_memory():
     assert document["peak_reserved_bytes"] == course.peak_reserved_bytes
     assert document["verdict"] == course.verdict == "fits"
     assert document["workload"]["sequence_length"] <= 1500
+
+
+def test_a_packed_course_is_of_the_row_with_the_most_tokens(tmp_path, formula_cache):
+    (tmp_path / "llama.json").write_text(json.dumps(small_llama()))
+    workload = Workload(model=str(tmp_path / "llama.json"), padding="packed", per_device_train_batch_size=2,
+                        sequence_length=256, profile="none", capacity_bytes=GIB)
+    samples = Samples(np.arange(10, 80), np.zeros(70, int))
+    prediction = predict_course(workload, samples, Request(steps=8, seeds=1, sampling=Sampling(packing="bfd")))
+    assert prediction.course is not None
+    assert prediction.peak_requested_bytes == max(prediction.course.columns["peak_requested_bytes"])
+    assert json.loads(json.dumps(prediction.to_json()))["course"]["sampling"]["packing"] == "bfd"
+
+
+@pytest.mark.parametrize("keys, words", [
+    ({"padding": "none"}, "packing bfd: .* padding is none: add padding packed"),
+    ({"sequence_length": None}, "packing: needs sequence_length")])
+def test_rows_to_pack_into_need_a_length_and_packed_samples(keys, words):
+    workload = Workload(**LLAVA | {"sequence_length": 2048, "padding": "packed"} | keys)
+    with pytest.raises(InputError, match=words):
+        predict_course(workload, lengths(), Request(steps=2, sampling=Sampling(packing="bfd")))
 
 
 @pytest.mark.parametrize("keys, words", [

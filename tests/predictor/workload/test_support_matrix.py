@@ -12,7 +12,7 @@ from predictor.workload.keys import KEYS
 
 ROOT = Path(__file__).parents[3]
 LINES = {**compared.FEATURES, **{f"{name} of a model": line for name, line in compared.MODEL_TYPES.items()},
-         "samples": compared.SAMPLES}
+         "samples": compared.SAMPLES, "courses": compared.COURSES}
 
 
 @pytest.mark.parametrize("name", LINES)
