@@ -24,11 +24,12 @@ EXAMPLES = """examples:
   peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
   peakcast plan --workload job.yaml --gpu h100-80gb --details
 
-Every key that is given keeps its value; all others may vary. Configurations that train the same model rank first.
-After them come those with 8-bit optimizer states, other recipes or weights without fp32 masters, and those that
-Hugging Face's Trainer does not run as planned (FSDP2, data parallelism over tensor parallelism). --gpus lets tensor
-parallelism vary; --data-parallel-size and --tensor-parallel-size keep their values. The answer has at most 40 lines
-of 100 columns, unless --top asks for more rows; --details prints all.
+Every key that is given keeps its value; all others may vary. A given micro batch may be split into smaller ones that
+are accumulated, which trains the same (--keep split: it may not). Configurations that train the same model rank
+first. After them come those with 8-bit optimizer states, other recipes or weights without fp32 masters, and those
+that Hugging Face's Trainer does not run as planned (FSDP2, data parallelism over tensor parallelism). --gpus lets
+tensor parallelism vary; --data-parallel-size and --tensor-parallel-size keep their values. The answer has at most
+40 lines of 100 columns, unless --top asks for more rows; --details prints all.
 
 exit codes: 0 a configuration fits, 1 none fits, 2 bad input
 """
@@ -41,7 +42,7 @@ TOP = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the workload, of the search and of the output."""
     from predictor.plan.search import GOALS
-    from predictor.plan.space import AXES, INSTEAD
+    from predictor.plan.space import AXES, INSTEAD, SPLIT
 
     options.add_workload(parser)
     options.add_from(parser)
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual, asked = (", ".join(axis.name for axis in AXES if axis.asked is flag) for flag in (False, True))
     group.add_argument("--vary", metavar="AXIS,…", type=_names, default=(), help=f"also vary: {asked}")
     group.add_argument("--keep", metavar="AXIS,…", type=_names, default=(), help=f"do not vary: {usual}, "
-                       f"{INSTEAD} (on one GPU: adapters, shorter sequences, smaller pictures)")
+                       f"{INSTEAD} (on one GPU: adapters, shorter sequences, smaller pictures), {SPLIT} (of a given "
+                       "micro batch into smaller ones)")
     group.add_argument("--top", metavar="N", type=_count, help=f"number of configurations to rank; default: {TOP}; on "
                        "one GPU the cheapest plain loop that fits is added")
     group.add_argument("--no-trace", action="store_true",

@@ -40,7 +40,7 @@ from predictor.plan.search import (
     walk,
 )
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
-from predictor.plan.space import DATA, NOT_DEEPSPEED, TENSOR, Space, space
+from predictor.plan.space import DATA, NOT_DEEPSPEED, SPLIT, TENSOR, Space, space
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
@@ -208,7 +208,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         largest=largest, largest_expandable=largest_expandable,
         remedies=() if best else remedies(workload, trace=trace, progress=telling.tracing),
         closest=None if best else chosen,
-        kept=around.kept, standing=standing.name, before=standing.before, knobs=standing.knobs,
+        kept=tuple(key for key in around.kept if key not in (BATCH, STEPS) or not splits(around.fixed, wanted)),
+        standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
         source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
@@ -340,6 +341,12 @@ class Examples:
         return workload.tensor_parallel_size, workload.recipe, bool(workload.quantization), workload.image_size
 
 
+def splits(fixed: Mapping[str, Any], wanted: Wanted) -> bool:
+    """Whether a micro batch that the user fixed may be split into smaller ones, which are accumulated."""
+    wants = wanted.maximize == "cost" and wanted.global_batch_size is None and SPLIT not in wanted.keep
+    return wants and BATCH in fixed
+
+
 def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
                 degree: int, length: int | None) -> list[Candidate]:
     """Every shape that agrees with the keys that the user fixed.
@@ -367,6 +374,9 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
         lengths = (length,)
     fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
     batches = (batch,) if batch else range(fewest, most_batch(length) + 1)
+    if batch and splits(fixed, wanted):
+        return [Candidate(size, batch // size * (steps or 1), tokens) for size in range(fewest, batch + 1)
+                if batch % size == 0 for tokens in lengths]
     if total is None:
         return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
     shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]

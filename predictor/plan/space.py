@@ -125,6 +125,8 @@ AXES = (
 """All choices that are tried, unless the user fixed their keys."""
 INSTEAD = "instead"
 """Name of the axis of :func:`_instead`, whose choices depend on the workload."""
+SPLIT = "split"
+"""Name of the axis of smaller micro batches, which are accumulated to the one that the user fixed."""
 VARYING = {BATCH, STEPS, TENSOR} | {
     key for axis in AXES if not axis.asked for choice in axis.choices for key in choice.keys}
 """Keys that vary by themselves, so that the user need not give them."""
@@ -207,7 +209,7 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
         InputError: an axis does not exist, a workload may not have the keys, or the degrees do not match the number of
             GPUs.
     """
-    names = [axis.name for axis in AXES] + [INSTEAD]
+    names = [axis.name for axis in AXES] + [INSTEAD, SPLIT]
     for name in (*vary, *keep):
         if name not in names:
             raise InputError(f"vary and keep: no axis {name!r}: the axes are {', '.join(names)}")

@@ -214,7 +214,7 @@ def samples(draw: st.DrawFn) -> Input:
             ("token,images", "tokens,tokens", "", "a,b", "tokens;images", "tokens, images")), 10))
         columns = [st.sampled_from(("768x1024", "640x480 336x336") if name == "image_sizes" else ("0", "1", "2") if name == "images" else ("812", "1500", "3000"))
                    for name in head.split(",")]
-        rows = draw(st.lists(st.tuples(*(values.mostly(column, st.sampled_from(CELLS)) for column in columns)), max_size=5))
+        rows = draw(st.lists(st.tuples(*(values.mostly(column, st.sampled_from(CELLS), 8) for column in columns)), max_size=5))
         text = "\n".join([head, *map(",".join, rows), *([",".join(draw(st.lists(st.sampled_from(CELLS), max_size=4)))] if values.seldom(draw, 8) else [])])
     else:
         pictures = values.mostly(st.sampled_from((["768x1024"], "640x480 1x1", [336])), st.one_of(st.just([]), values.odd()))

@@ -72,6 +72,19 @@ def test_the_wanted_global_batch_is_kept(made):
     assert {one.candidate.batch * one.candidate.accumulation * 8 for one in made.found.fitting} == {128}
 
 
+def test_a_given_micro_batch_may_be_accumulated_from_smaller_ones():
+    made = plan(GIVEN | {"gpu": "a100-40gb", "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2})
+    shapes = [row.candidate for row in made.found.fitting]
+    assert {shape.batch * shape.accumulation for shape in shapes} == {32} and {shape.batch for shape in shapes} > {16}
+    assert not {"per_device_train_batch_size", "gradient_accumulation_steps"} & set(made.kept)
+
+
+def test_a_micro_batch_that_is_kept_is_not_split():
+    made = plan(GIVEN | {"gpu": "a100-40gb", "per_device_train_batch_size": 16}, Wanted(keep=("split",)))
+    assert {(row.candidate.batch, row.candidate.accumulation) for row in made.found.fitting} == {(16, 1)}
+    assert "per_device_train_batch_size" in made.kept
+
+
 def test_every_setting_has_one_outcome_and_few_are_composed(made):
     found = made.found
     outcomes = [one.setting for one in found.fitting] + found.failed + found.unseen + [one for one, _ in found.left_out]
