@@ -67,12 +67,18 @@ def examples(file: Path) -> list[Example]:
 
 
 def missing(shown: str, printed: str) -> list[str]:
-    """The parts between lines ``…`` that do not stand in the output, as they are and one after the other."""
-    lost, after = [], "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
-    for part in filter(None, re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)):
-        _before, found, rest = after.partition(part)
-        lost += [] if found else [part]
-        after = rest if found else after
+    """The parts between lines ``…`` that do not stand in the output, as they are and one after the other.
+
+    The first part must begin it, and the last one must end it, unless a line ``…`` says that there is more.
+    """
+    lost, after = [], "\n".join(line.rstrip() for line in printed.strip("\n").splitlines()) + "\n"
+    parts = re.split(r"^…\n", shown + "\n", flags=re.MULTILINE)
+    for place, part in enumerate(parts):
+        if part:
+            before, found, rest = after.partition(part)
+            is_whole = not (place == 0 and before) and not (place == len(parts) - 1 and rest)
+            lost += [] if found and is_whole else [part]
+            after = rest if found else after
     return lost
 
 
