@@ -117,7 +117,8 @@ def _reports(item: pytest.Item, mark: pytest.Mark) -> Iterator[pytest.TestReport
                 report.longrepr = exhausted(result, limit)
         yield report
     if reports and reports[0].passed and all(report.when == "setup" for report in reports):
-        yield _failed(item, "call", f"the test's process ended before the test did:\n{said}")
+        code = "" if result is None else f" with exit code {result.exit_code}"
+        yield _failed(item, "call", f"the test's process ended{code} before the test did:\n{said}")
 
 
 def _fail(report: pytest.TestReport, text: str) -> None:
@@ -155,8 +156,8 @@ def exceeded(result: DryRun, limit: Limit) -> str:
     from calibrate.report.dryrun import at
     from predictor.report.units import size_text
 
-    text = (f"reserved {size_text(result.peak_reserved_bytes)} on an emulated {limit.gpu}, over its limit of "
-            f"{size_text(limit.bytes)}")
+    text = (f"reserved {size_text(result.peak_reserved_bytes)}, over its limit of {size_text(limit.bytes)}, on an "
+            f"emulated {limit.gpu}")
     if result.peak is None:
         return text
     largest = sorted(result.factors.items(), key=lambda item: -item[1])[:3]

@@ -16,8 +16,8 @@ from tests.attack.programs import ROOT, Died
 from tests.attack.seeded_bugs import TABLE
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")
-BATCHES = 4
-"""Batches of a format that are tried, those of the attack itself."""
+BATCHES = 10
+"""Batches of a format that are tried, the first of them those of the attack itself."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def test_each_test_has_its_own_outcome(name, kind, outcomes):
 @needs_emulator
 def test_the_message_says_how_much_was_reserved_and_where(outcomes):
     text = outcomes["test_above"][1]
-    assert "on an emulated h100-80gb, over its limit of 100.00 MiB" in text
+    assert "over its limit of 100.00 MiB, on an emulated h100-80gb" in text
     assert "peak in backward of step 1: aten::mm, at " in text
     assert f"gradients {WEIGHT_MIB:.2f} MiB" in text
 
@@ -147,8 +147,8 @@ def test_the_message_says_how_much_was_reserved_and_where(outcomes):
 @needs_emulator
 def test_pytests_summary_has_one_line_that_says_so(project):
     [line] = [line for line in project[1].splitlines() if line.startswith("FAILED test_step.py::test_above")]
-    assert re.fullmatch(r"FAILED test_step.py::test_above - reserved \S+ MiB on an emulated h100-80gb, over its limit of "
-                        r"100.00 MiB", line)
+    assert re.fullmatch(r"FAILED test_step.py::test_above - reserved \S+ MiB, over its limit of 100.00 MiB, on an "
+                        r"emulated h100-80gb", line)
 
 
 @needs_emulator
