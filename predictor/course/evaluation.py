@@ -8,7 +8,7 @@ batch of the evaluation is freed when the next one is there, and the last one at
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,9 +64,8 @@ class EvaluationRuns(BatchRuns):
                  progress: Progress | None = None) -> None:
         super().__init__(workload, evaluating.samples, progress)
         self.every = evaluating.every
-        sampler = Sampler.of(evaluating.samples.tokens, workload.replace(
-            per_device_train_batch_size=evaluating.size, gradient_accumulation_steps=1),
-            Sampling("sequential", packing=packing))
+        sampler = replace(Sampler.of(evaluating.samples.tokens, workload, Sampling("sequential", packing=packing)),
+                          size=evaluating.size, micro_steps=1)
         self._turns = [step.batches[0] for step in sampler.steps(sampler.steps_per_epoch)]
         self._parts: dict[MicroStep, Part] = {}
         self.check(self.batch(indices) for turn in self._turns for indices in turn)
