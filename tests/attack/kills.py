@@ -32,7 +32,7 @@ from tests.attack.programs import ROOT
 
 SECONDS = 300
 """After so many seconds a command counts as hanging."""
-PEAKCAST = (sys.executable, "-m", "predictor.cli")
+PEAKCAST = (sys.executable, "-m", "predictor")
 INTERRUPTED = 130
 
 
