@@ -77,14 +77,17 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_zero_2_requests_other_bytes_where_settings_decide_whether_parameters_flatten_on_the_gpu[555745280-False",),
     "calibrate/truth/test_allocator_truth.py": (
         "test_every_counter_and_address_is_pytorchs_after_every_event[immediate",),
-    "calibrate/truth/test_attention_truth.py": tuple(
-        f"test_transformers_around_flash_attn_is_predicted[{case}"
-        for case in ("autocast]", "autocast-lora", "packed-4bit", "padded", "zero2-offload", "zero3-offload")),
+    "calibrate/truth/test_attention_truth.py": (
+        "test_a_course_of_packed_rows_for_flash_attn_is_simulated", *(
+            f"test_transformers_around_flash_attn_is_predicted[{case}"
+            for case in ("autocast]", "autocast-lora", "packed-4bit", "padded", "zero2-offload", "zero3-offload"))),
     "calibrate/truth/test_autotp_truth.py": ("test_the_trainer_needs_what_is_predicted_of_its_config",),
     "calibrate/truth/test_course_truth.py": (
         "test_every_step_is_simulated[a loader one batch ahead", "test_every_step_is_simulated[ddp, script",
         "test_every_step_is_simulated[fsdp2, expandable", "test_every_step_is_simulated[incomplete batches",
-        "test_every_step_is_simulated[llava zero2", "test_every_step_is_simulated[zero3"),
+        "test_every_step_is_simulated[llava zero2", "test_every_step_is_simulated[packed before",
+        "test_every_step_is_simulated[packed images", "test_every_step_is_simulated[quantized to 8 bits",
+        "test_every_step_is_simulated[zero3"),
     "calibrate/truth/test_evaluation_truth.py": (
         "test_a_measured_job_is_predicted[ddp-lora-padded", "test_a_measured_job_is_predicted[fp16-autocast-ddp",
         "test_the_trainers_own_evaluation_is_predicted"),
