@@ -22,7 +22,7 @@ from predictor.events.events import EventList
 from predictor.events.micro_step import MicroStep
 from predictor.events.model_facts import ModelFacts, modality
 from predictor.events.sizes import Shape
-from predictor.formula import store
+from predictor.formula import interpreter, store, tracing
 from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
@@ -340,6 +340,19 @@ def needs_trace(request: Request, *, evaluation: bool = False) -> bool:
     key = evaluation_key(request) if evaluation else formula_key(request)
     return not store.has(replace(key, regime=regime)
                          for regime in regimes.regimes_from_widest(key.regime, request.shape))
+
+
+def traceable(workload: Workload) -> Workload:
+    """The workload, if its formula exists or can be traced with the installed releases.
+
+    Raises:
+        OtherReleases: it must be traced with other releases than those that are installed.
+        InputError: a package is missing, or the workload cannot be predicted.
+    """
+    request = resolve(workload)
+    if request.config is not None and needs_trace(request) and not interpreter.CHOSEN.get():
+        tracing.require(request.config, formula_key(request))
+    return workload
 
 
 def find_formula(request: Request, progress: Progress | None = None, *, evaluation: bool = False,

@@ -29,7 +29,7 @@ from predictor.model import models
 from predictor.model.code_models import CodeModel
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.model.request import Request
-from predictor.plan.setting import BATCH, LENGTH, Setting
+from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.profile import corrections
 from predictor.workload.workload import Workload
 
@@ -117,14 +117,11 @@ class Memory:
         if learned.is_learned_file(setting.keys["model"]):
             base = learned.load(setting.keys["model"]).base
             return dispatch.prepare(setting.workload(base.batch, 1, base.sequence or None))
-        length = setting.keys.get(LENGTH) or (
-            None if models.find(setting.keys["model"]).kind is Modality.IMAGE else SOME)
-        given, trace = setting.keys.get(BATCH), trace and self.trace
-        smallest, several = (dispatch.resolve(setting.workload(given or batch, 1, length)).workload for batch in (1, 2))
+        trace = trace and self.trace
         try:
-            return self._prepared(smallest, _unchecked, trace)
+            return self._prepared(smallest(setting), _unchecked, trace)
         except store.NotTraced:
-            return self._prepared(several, _unchecked, trace)
+            return self._prepared(smallest(setting, batch=2), _unchecked, trace)
 
     def _prepared(self, workload: Workload, prepare: Callable[[Workload, Progress | None], Job], trace: bool) -> Job:
         traces = not learned.is_learned_file(workload.model) and training_job.needs_trace(dispatch.resolve(workload))
@@ -306,6 +303,18 @@ def _can_be_traced(config: ModelConfig | None, key: store.Key) -> bool:
         if not interpreter.CHOSEN.get():
             tracing.require(config, key)
     return True
+
+
+def smallest(setting: Setting, batch: int = 1) -> Workload:
+    """A workload of the setting with so many samples and a few tokens, unless the setting fixes them.
+
+    Raises:
+        InputError: the setting cannot be predicted.
+    """
+    length = setting.keys.get(LENGTH) or (
+        None if models.find(setting.keys["model"]).kind is Modality.IMAGE else SOME)
+    return dispatch.resolve(setting.workload(setting.keys.get(BATCH) or batch, setting.keys.get(STEPS) or 1, length)
+                            ).workload
 
 
 def _unchecked(workload: Workload, progress: Progress | None) -> Job:

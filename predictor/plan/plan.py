@@ -16,12 +16,12 @@ from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
 from predictor.formula import learned, store
-from predictor.jobs import dispatch
+from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
 from predictor.plan.background import Background
 from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
-from predictor.plan.memory import Counts, Memory, Point
+from predictor.plan.memory import Counts, Memory, Point, smallest
 from predictor.plan.methods import Method, methods
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
@@ -41,6 +41,7 @@ from predictor.plan.search import (
 )
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
 from predictor.plan.space import DATA, NOT_DEEPSPEED, SPLIT, TENSOR, Space, space
+from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
@@ -181,6 +182,10 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     _check(given, label)
     wanted = _with_batch_of(whole, wanted, label)
     around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, _present(whole, source), wanted.firm)
+    versions = _releases(around.settings[0])
+    if versions:
+        given, whole = {**given, "versions": versions}, whole and {**whole, "versions": versions}
+        around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, _present(whole, source), wanted.firm)
     _check_length(around.settings[0], wanted)
     memory = Memory(telling.tracing, trace)
     examples = Examples(around, memory)
@@ -250,7 +255,18 @@ def _check_length(setting: Setting, wanted: Wanted) -> None:
     """Asks for the tokens of a sample, if nobody gave them and the model takes any, before anything is traced."""
     given = setting.keys.get(LENGTH) or wanted.maximize == "sequence"
     if not given and not learned.is_learned_file(setting.keys["model"]):
-        dispatch.resolve(setting.workload(setting.keys.get(BATCH) or 1, 1, None))
+        dispatch.resolve(setting.at_any_shape)
+
+
+def _releases(setting: Setting) -> dict[str, str] | None:
+    """The installed releases, if the model must be traced with them and no versions are given; else None."""
+    if learned.is_learned_file(setting.keys["model"]):
+        return None
+    with suppress(InputError):  # the search says why it cannot be traced
+        start = smallest(setting)
+        versions = dispatch.for_installed(start, training_job.traceable).versions
+        return dict(versions) if versions != start.versions else None
+    return None
 
 
 def _present(whole: Mapping[str, Any] | None, source: Source | None) -> Workload | None:
@@ -306,7 +322,7 @@ class Examples:
         if self._group(setting)[0] > 1:
             alone = {"engine": "torch", "ddp": None, **NOT_DEEPSPEED, DATA: 1, TENSOR: 1}
             whole = self._of(replace(setting, keys={**setting.keys, **alone}))
-        workload = setting.workload(1, 1, None).fill(images_per_sample=job.workload.images_per_sample)
+        workload = setting.at_any_shape.fill(images_per_sample=job.workload.images_per_sample)
         model = cost.Model.of(job.formula.facts, whole.formula.facts if whole else None)
         return partial(cost.estimate, workload, model, job.gpu), least_bytes(workload, job.formula.facts)
 
@@ -337,14 +353,18 @@ class Examples:
 
     @staticmethod
     def _group(setting: Setting) -> Group:
-        workload = setting.workload(1, 1, None)
+        workload = setting.at_any_shape
         return workload.tensor_parallel_size, workload.recipe, bool(workload.quantization), workload.image_size
 
 
 def splits(fixed: Mapping[str, Any], wanted: Wanted) -> bool:
-    """Whether a micro batch that the user fixed may be split into smaller ones, which are accumulated."""
-    wants = wanted.maximize == "cost" and wanted.global_batch_size is None and SPLIT not in wanted.keep
-    return wants and BATCH in fixed
+    """Whether a micro batch that the user fixed may be split into smaller ones, which are accumulated.
+
+    A DeepSpeed config that has the number of one of them fixes both.
+    """
+    config = fixed.get("deepspeed") or {}
+    free = all(config.get(theirs, "auto") == "auto" for theirs, ours in SAME_AS.items() if ours in BATCH_KEYS)
+    return BATCH in fixed and free and wanted.maximize == "cost" and SPLIT not in wanted.keep
 
 
 def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
@@ -373,15 +393,16 @@ def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Calla
     else:
         lengths = (length,)
     fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
-    batches = (batch,) if batch else range(fewest, most_batch(length) + 1)
-    if batch and splits(fixed, wanted):
-        return [Candidate(size, batch // size * (steps or 1), tokens) for size in range(fewest, batch + 1)
-                if batch % size == 0 for tokens in lengths]
+    together = batch * (steps or 1) if batch and splits(fixed, wanted) else None
+    batches = range(fewest, most_batch(length) + 1) if not batch else [
+        size for size in range(fewest, batch + 1) if batch % size == 0] if together else (batch,)
     if total is None:
-        return [Candidate(size, steps or 1, tokens) for size in batches for tokens in lengths]
-    shapes = [(size, total // (size * degree)) for size in batches if total % (size * degree) == 0]
+        return [Candidate(size, together // size if together else steps or 1, tokens)
+                for size in batches for tokens in lengths]
+    shapes = [(size, total // (size * degree)) for size in batches
+              if total % ((batch if batch and together else size) * degree) == 0]
     if steps:
-        shapes = [shape for shape in shapes if shape[1] == steps]
+        shapes = [shape for shape in shapes if (math.prod(shape) == together if together else shape[1] == steps)]
     if not shapes:
         product = " x ".join(str(part) for part in (batch, steps) if part)
         raise InputError(f"global batch size {total}: is not a multiple of data_parallel_size {degree}"

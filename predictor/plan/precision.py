@@ -70,7 +70,7 @@ def revised(setting: Setting, mine: Precision | None, fixed: Collection[str]) ->
         mine: the user's own precision.
         fixed: keys that the user fixed.
     """
-    workload = setting.workload(1, 1, None)
+    workload = setting.at_any_shape
     precision, adapted = Precision(workload.dtype, workload.mixed_precision), workload.lora is not None
     if workload.engine not in PLAIN or not (adapted or precision == mine):
         return setting

@@ -42,12 +42,17 @@ class Setting:
     @property
     def sharing(self) -> str:
         """The way to share the work, one of :data:`SHARINGS`. On one GPU :data:`ALONE`, or empty under DeepSpeed."""
-        workload = self.workload(1, 1, None)
+        workload = self.at_any_shape
         if workload.tensor_parallel_size > 1:
             return "combined" if workload.data_parallel_size > 1 else "tensor parallel"
         if workload.data_parallel_size == 1:
             return ALONE if workload.engine == "torch" else ""
         return "fully sharded" if workload.engine in ("fsdp1", "fsdp2") or workload.zero_stage == 3 else "data parallel"
+
+    @property
+    def at_any_shape(self) -> Workload:
+        """The workload of this setting with the samples and micro-steps that its keys fix, or else one."""
+        return Workload.from_mapping({BATCH: 1, **self.keys, LENGTH: None})
 
     def workload(self, batch: int, accumulation: int, sequence: int | None) -> Workload:
         """The workload of this setting at a shape."""

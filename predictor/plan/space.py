@@ -217,7 +217,8 @@ def space(given: Mapping[str, Any], vary: Collection[str] = (), keep: Collection
     given = {**_kept(present, keep), **given}
     fixed = _fixed(given, mine)
     degrees = {} if gpus is None else _degrees(gpus, fixed, label)
-    given, fixed = {**degrees, **given}, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
+    sizes = {key: fixed[key] for key in (BATCH, STEPS) if key in fixed}  # a DeepSpeed config may have them
+    given, fixed = {**degrees, **sizes, **given}, fixed | (degrees if fixed.keys() & {DATA, TENSOR} else {})
     gpus = gpus or _degree(fixed, DATA) * _degree(fixed, TENSOR)
     # only the shape of a learned job can vary
     table = () if is_learned_file(given.get("model")) else (

@@ -111,7 +111,7 @@ class Lexer:
     def statements(self) -> Iterator[Statement]:
         """Yields every simple command, and empty statements between operators."""
         words: list[Word] = []
-        line = 1
+        line, is_begun = 1, False  # whether the words have one that is not reserved
         while True:
             if not words and not self.documents:
                 self.at = _end_of(COMMENTS, self.text, self.at)
@@ -120,8 +120,9 @@ class Lexer:
             if self.at >= len(self.text):
                 yield Statement(words, line, "\n")
                 return
-            if all(word.keyword in RESERVED for word in words) and self.text.startswith("((", self.at):
+            if not is_begun and self.text.startswith("((", self.at):
                 words.append(Word([Part(self._closed("(("), False, True, line)]))
+                is_begun = True
             elif match := REDIRECTION.match(self.text, self.at):
                 self.at = match.end()
                 target = self.word()
@@ -132,9 +133,10 @@ class Lexer:
                 if match[0] == "\n":
                     self._here_documents()
                 yield Statement(words, line, match[0])
-                words = []
+                words, is_begun = [], False
             else:
                 words.append(self.word())
+                is_begun = is_begun or words[-1].keyword not in RESERVED
 
     def word(self) -> Word:
         """Reads the word that begins at the current position."""

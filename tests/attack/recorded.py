@@ -107,7 +107,11 @@ def changed_arrays(draw: st.DrawFn, of: dict[str, np.ndarray]) -> bytes:
         else:
             content[name] = {5: array.astype(np.float64), 6: array[:-1], 7: array.reshape(-1), 8: np.concatenate([array, array])}[how]
     if draw(st.booleans()):
-        header = draw(values.changed(json.loads(of["header"].tobytes())))
+        header = json.loads(of["header"].tobytes())
+        if draw(st.booleans()):  # else few changes are among its terms, which sizes are computed from
+            header |= {name: draw(values.changed(item)) for name, item in header.items() if name == "terms"}
+        else:
+            header = draw(values.changed(header))
         content["header"] = np.frombuffer(values.as_json(header).encode("utf-8", "surrogatepass"), np.uint8)
     if values.seldom(draw, 8):
         return with_other_shape(content, draw(st.sampled_from(sorted(content))))

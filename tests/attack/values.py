@@ -219,10 +219,10 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 
 @st.composite
 def lengthened(draw: st.DrawFn, text: bytes) -> bytes:
-    """A text, in one of thirty cases with a line, a letter or a bracket of it repeated many times."""
+    """A text, in one of thirty cases with a line, a word, a letter or a bracket of it repeated many times."""
     if not seldom(draw, 30):
         return text
-    pieces = [*(line + b"\n" for line in text.splitlines()), b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a", LONG_WORD, LONG_WORD]
+    pieces = [*(line + b"\n" for line in text.splitlines()), *(word + b" " for word in text.split()[:100]), b"if ", b"! ", b"{ ", b"a", b"(", b"[", b"[", b"[", b'{"a":', b'{"a":', b"$(", b"${A:-", b"a ", b'"', b"'", b"\\", b"#", b"- ", b"a.", b"<<", b"/*", b"((a", LONG_WORD, LONG_WORD]
     piece = draw(st.sampled_from(pieces))
     many = piece * min(draw(st.sampled_from((300, 5_000, 100_000))), 2_000_000 // max(len(piece), 1))
     return draw(st.sampled_from((many + text, text + many, text + many + b"\n" + text, b"((" + many + b"))\n" + text)))

@@ -14,6 +14,7 @@ from predictor.answer.remedies import remedies
 from predictor.common.errors import OtherReleases
 from predictor.formula import installed_versions, interpreter
 from predictor.jobs import dispatch
+from predictor.plan.plan import plan, workload_of
 from predictor.workload.keys import PINNED
 from predictor.workload.samples import Samples
 from tests.predictor.small import small_llama
@@ -57,6 +58,11 @@ def test_remedies_are_for_the_releases_that_the_job_was_traced_with(job):
     """Nothing more is traced for them, so the formula of the usual releases does not exist."""
     short = job.replace(capacity_bytes=predict(job).peak_requested_bytes, per_device_train_batch_size=1)
     assert [remedy for remedy in remedies(short) if remedy.fits or remedy.needs_trace]
+
+
+def test_a_plan_is_for_the_releases_that_are_installed(job):
+    made = plan({"model": job.model, "sequence_length": 64, "gpu": "rtx-4090", "per_device_train_batch_size": 2})
+    assert made.proposed and dict(workload_of(made.proposed).versions) == PINNED | {"transformers": INSTALLED}
 
 
 def test_advice_to_give_releases_is_an_option_that_can_be_typed(job):

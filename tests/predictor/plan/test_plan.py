@@ -85,6 +85,24 @@ def test_a_micro_batch_that_is_kept_is_not_split():
     assert "per_device_train_batch_size" in made.kept
 
 
+def test_a_global_batch_is_reached_with_smaller_micro_batches_than_the_given_one():
+    made = plan(GIVEN | {"gpu": "a100-40gb", "per_device_train_batch_size": 16}, Wanted(global_batch_size=256))
+    assert {row.candidate.batch * row.candidate.accumulation for row in made.found.fitting} == {32}
+    assert {row.candidate.batch for row in made.found.fitting} > {16}
+
+
+@pytest.mark.parametrize("config, shape", [
+    ({"train_micro_batch_size_per_gpu": 4}, {4}), ({"gradient_accumulation_steps": 2}, {4, 8}),
+    ({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}, {4, 8})])
+def test_sizes_in_a_deepspeed_config_are_kept(tmp_path, config, shape):
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}} | config))
+    batch = {} if "train_micro_batch_size_per_gpu" in config else {"per_device_train_batch_size": 4}
+    made = plan(GIVEN | batch | {"deepspeed": str(tmp_path / "ds.json")})
+    assert {(row.candidate.batch, row.candidate.batch * row.candidate.accumulation) for row in made.found.fitting} == {
+        (4, max(shape))}
+    assert "per_device_train_batch_size" in made.kept
+
+
 def test_every_setting_has_one_outcome_and_few_are_composed(made):
     found = made.found
     outcomes = [one.setting for one in found.fitting] + found.failed + found.unseen + [one for one, _ in found.left_out]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from predictor import readers
 from predictor.common.errors import InputError
 from predictor.readers import shell
+from tests.predictor.bounds import bounded_time
 
 TRAIN = "train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --per_device_train_batch_size $BS"
 CONDITION = '{0}: --per_device_train_batch_size is "$BS": BS is set under a condition in line {1}: say its value (write it in place of $BS), or give ' \
@@ -181,6 +183,12 @@ def test_any_text_has_commands_or_is_one_line(text):
         shell.commands(text, "job.sh")
     except InputError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("word", ["if", "!", "{", "time"])
+def test_the_time_grows_with_the_words_and_not_with_their_square(word):
+    with bounded_time(), suppress(InputError):
+        shell.commands(f"{word} " * 20_000, "job.sh")
 
 
 PIECES = st.sampled_from(["A=1;", "A='x  y';", "B=\"$A z\";", "B=;", "C=${A:-d};", "C=${B:-'e  f'};", "C=${D:=g};", "C=${A:1};", "C=${A: -3:2};", "p ${A:0:9} \"${C:2:1}\";", "D=(x \"y z\");", "D+=($A);",
