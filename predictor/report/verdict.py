@@ -28,7 +28,8 @@ def title(prediction: Prediction) -> str:
     parts = [
         str(w.get("model")), str(w.get("recipe")),
         f"batch {w.get('per_device_train_batch_size'):,}" + (
-            f" x {w['sequence_length']:,} tokens" if w.get("sequence_length") else ""),
+            f" x {w['sequence_length']:,} tokens" if w.get("sequence_length") else "") + (
+            " packed into one row" if w.get("padding") == "packed" else ""),
         f"{accumulation} accumulation steps" if accumulation > 1 else "",
         f"evaluation of batch {w['per_device_eval_batch_size']:,}" if w.get("per_device_eval_batch_size") else "",
         str(w.get("dtype")) if w.get("mixed_precision", "none") == "none" else
