@@ -257,7 +257,7 @@ def _one_line(code: int, said: str, *codes: int) -> list[str]:
 
 
 def full_disk() -> list[str]:
-    """Files that may not grow: results are refused in one line and not half-written; a cache is only slower."""
+    """Files that may not grow: results are refused in one line, and the ones before stay; a cache is only slower."""
     def small() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512))
@@ -266,9 +266,10 @@ def full_disk() -> list[str]:
     with tempfile.TemporaryDirectory(prefix="attack-") as place:
         directory = Path(place)
         _small_model(directory)
+        (directory / "out.json").write_text("before")
         wrong += _one_line(*ended(TRACE, directory, preexec_fn=small), 2)
-        if (directory / "out.json").exists():
-            wrong.append("a half-written result")
+        if not (directory / "out.json").exists() or (directory / "out.json").read_text() != "before":
+            wrong.append("the result before is lost, or half-written")
         wrong += _one_line(*ended(PRINTED, directory, preexec_fn=small), 0)
         wrong += [f"half-written: {path.name}" for path in (directory / "cache").rglob("*.npz")]
         with open("/dev/full", "wb") as full:

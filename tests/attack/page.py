@@ -130,7 +130,9 @@ def _formats(summary: Summary) -> Iterator[str]:
     yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
                 "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
-                "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
+                "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
+                "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
+                "calibrate, measure and dryrun, and options that search (`--minimum-capacity`, `--maximum-load`, `--remedies`): they may take longer.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
                 "|---|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
         yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
@@ -144,7 +146,7 @@ def _relations(summary: Summary) -> Iterator[str]:
 
 
 def _kills(summary: Summary) -> Iterator[str]:
-    yield from ("## Kills", "", "A command is killed at a random time and run again; its result must be that of a run to the end.", "",
+    yield from ("## Kills", "", "A command is killed at a random time of its run, seldom just after its end, and run again; its result must be that of a run to the end.", "",
                 "| command, signal | kills | with another end |", "|---|---:|---:|")
     for name, (count, bad) in sorted(summary.kills.items()):
         yield f"| {name.replace('/', ', ')} | {count} | {bad} |"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from tests.attack import fuzzing, programs
 from tests.attack.fuzzing import Batch
 from tests.attack.programs import ROOT, Died
 from tests.attack.seeded_bugs import TABLE
+from tests.attack.worker import CURRENT
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")
 BATCHES = 10
@@ -72,9 +74,20 @@ def found(bug: Bug) -> dict[str, Any]:
 def _fuzz(grammar: str, root: Path) -> str | None:
     for seed in range(BATCHES):
         row = fuzzing.run(Batch(grammar, seed), root, "--until-first")
-        if row["findings"]:
-            return row["findings"][0]["problem"]
+        for finding in row["findings"]:
+            if _is_fine(finding["input"]):
+                return finding["problem"]
     return None
+
+
+def _is_fine(found: dict[str, Any] | None) -> bool:
+    """Whether the code without the bug has no problem with an input; False if it is not known."""
+    if found is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="attack-") as name:
+        (Path(name) / CURRENT).write_text(json.dumps(found))
+        (Path(name) / "inside").mkdir()
+        return programs.answer("worker", "--current", name)["problem"] is None
 
 
 def _relations(words: str, root: Path) -> str | None:

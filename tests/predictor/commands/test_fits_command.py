@@ -237,7 +237,7 @@ def test_outside_a_repository_git_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB.format(batch=16))
     assert main(["fits", "job.yaml", *GPU, "--base", "main"]) == 2
-    assert "not a git repository" in capsys.readouterr().err
+    assert "the current directory is in no Git repository: run this in the repository" in capsys.readouterr().err
 
 
 GH = """
