@@ -242,9 +242,9 @@ class Simulation:
                  tell: Callable[[str], None] = lambda _: None) -> None:
         self._workload, self._samples, self._request, self._tell = workload, samples, request, tell
         self._runs = BatchRuns(workload, samples, progress)
-        sampler = self._sampler(request.sampling)
-        self.steps = request.steps or max(1, round((request.epochs or 0) * sampler.steps_per_epoch))
-        self.steps_per_epoch = sampler.steps_per_epoch
+        self._sampler = Sampler.of(samples.tokens, workload, request.sampling)
+        self.steps_per_epoch = self._sampler.steps_per_epoch
+        self.steps = request.steps or max(1, round((request.epochs or 0) * self.steps_per_epoch))
         if self.steps > MOST_STEPS:
             raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
         self._evaluation = self._evaluations(request.evaluating, progress)
@@ -300,7 +300,7 @@ class Simulation:
     def drawn(self, sampling: Sampling) -> list[Step]:
         """The steps, as a sampler draws them."""
         if sampling not in self._drawn:
-            steps = self._sampler(sampling).steps(self.steps)
+            steps = replace(self._sampler, sampling=sampling).steps(self.steps)
             self._runs.check(self._runs.batch(indices) for step in steps for batches in step.batches
                              for indices in batches)
             self._drawn = {**dict(list(self._drawn.items())[-3:]), sampling: steps}  # few are needed again
@@ -331,9 +331,6 @@ class Simulation:
             raise InputError(f"eval_steps {evaluating.every}: {batches:,} batches are evaluated, more than "
                              f"{MOST_STEPS:,}: give fewer steps, or fewer samples to evaluate")
         return runs
-
-    def _sampler(self, sampling: Sampling) -> Sampler:
-        return Sampler.of(self._samples.tokens, self._workload, sampling)
 
     # chances and cures ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Sources: transformers 5.17, trainer.py (``_get_train_sampler``, ``train_sampling
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -76,8 +76,8 @@ class Sampler:
         size: samples in a batch.
         ranks: data-parallel ranks; each gets its own batches.
         micro_steps: micro-steps of an optimizer step.
-        longest: tokens of a row that samples are packed into; only for :attr:`Sampling.packing`.
         padded: whether batches are padded to their longest sample.
+        rows: the samples of each row that is drawn, as indices; None if each sample is drawn on its own.
     """
 
     lengths: np.ndarray
@@ -85,25 +85,20 @@ class Sampler:
     ranks: int
     micro_steps: int
     sampling: Sampling
-    longest: int = 0
     padded: bool = True
+    rows: Sequence[np.ndarray] | None = None
 
     @classmethod
     def of(cls, lengths: np.ndarray, workload: Workload, sampling: Sampling) -> Sampler:
         """The sampler of a training, over samples that are not longer than its sequence length."""
+        rows = packing.rows(lengths, workload.sequence_length or 0) if sampling.packing == "bfd" else None
         return cls(lengths, workload.per_device_train_batch_size, workload.data_parallel_size,
-                   workload.gradient_accumulation_steps, sampling, workload.sequence_length or 0,
-                   workload.padding != "packed")
-
-    @cached_property
-    def _rows(self) -> list[np.ndarray] | None:
-        """The samples of each row that is drawn; None if each sample is drawn on its own."""
-        return packing.rows(self.lengths, self.longest) if self.sampling.packing == "bfd" else None
+                   workload.gradient_accumulation_steps, sampling, workload.padding != "packed", rows)
 
     @cached_property
     def _drawn_lengths(self) -> np.ndarray:
         """Tokens of what is drawn."""
-        return self.lengths if self._rows is None else np.array([self.lengths[row].sum() for row in self._rows])
+        return self.lengths if self.rows is None else np.array([self.lengths[row].sum() for row in self.rows])
 
     def __post_init__(self) -> None:
         if len(self.lengths) >= LARGEST:
@@ -151,7 +146,7 @@ class Sampler:
 
     def _samples(self, batch: np.ndarray) -> np.ndarray:
         """The samples of a batch of rows."""
-        return batch if self._rows is None else np.concatenate([self._rows[row] for row in batch.tolist()])
+        return batch if self.rows is None else np.concatenate([self.rows[row] for row in batch.tolist()])
 
     def _epoch(self, epoch: int) -> list[list[np.ndarray]]:
         """The batches of an epoch: of each turn of the ranks, one for each rank.

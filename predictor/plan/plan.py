@@ -15,15 +15,15 @@ from predictor.answer.cautions import of_framework
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
-from predictor.formula import learned, store
+from predictor.formula import learned
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
 from predictor.plan import cost, knobs
 from predictor.plan.background import Background
-from predictor.plan.maxima import Maximum, maximum, most_batch, with_expandable
+from predictor.plan.examples import Examples, nothing
+from predictor.plan.maxima import Maximum, maximum, with_expandable
 from predictor.plan.memory import Counts, Memory, Point, smallest
 from predictor.plan.methods import Method, methods
-from predictor.plan.minimum_states import least_bytes
 from predictor.plan.own_files import OwnFiles, own_files
 from predictor.plan.search import (
     QUIET,
@@ -40,15 +40,11 @@ from predictor.plan.search import (
     walk,
 )
 from predictor.plan.setting import BATCH, LENGTH, STEPS, Setting
-from predictor.plan.space import DATA, NOT_DEEPSPEED, SPLIT, TENSOR, Space, space
-from predictor.workload.deepspeed_settings import BATCH_KEYS, SAME_AS
+from predictor.plan.shapes import candidates, splits
+from predictor.plan.space import DATA, Space, space
 from predictor.workload.value_sources import Source
 from predictor.workload.workload import Workload
 
-LONGEST, LENGTH_STEP = 131_072, 64
-"""Tokens; the longest sequence that is tried, and the step between sequence lengths, unless the user sets it."""
-Group = tuple[int, str, bool, Any]
-"""What the facts of a model depend on: tensor parallelism, recipe, quantization, and picture sizes."""
 COST = Wanted()
 """Default of a search: the lowest cost per sample, on as many GPUs as the keys say."""
 
@@ -124,11 +120,11 @@ class Waiting:
     @classmethod
     def of(cls, around: Space, job: Job, wanted: Wanted, label: Callable[[str], str]) -> Waiting:
         """Every setting with its shapes."""
-        candidates = lru_cache(partial(_candidates, around.fixed, job, wanted, label))
+        shapes_of = lru_cache(partial(candidates, around.fixed, job, wanted, label))
         shapes, left_out = [], []
         for setting in around.settings:
             try:
-                shapes.append((setting, candidates(setting.keys.get(DATA) or job.workload.data_parallel_size,
+                shapes.append((setting, shapes_of(setting.keys.get(DATA) or job.workload.data_parallel_size,
                                                    setting.keys.get(LENGTH))))
             except InputError as error:
                 left_out.append((setting, str(error)))
@@ -193,7 +189,7 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
     with Background(memory) as background:
         found, queues = _searched(waiting, examples, wanted, telling, background)
     if not found.fitting and not found.failed:
-        raise _nothing(found.left_out)
+        raise nothing(found.left_out)
     best = _with_cautions(found.fitting[0], source, memory) if found.fitting else None
     found.fitting[:1] = [best] if best else []
     chosen = best or _closest(queues, found, memory)
@@ -262,11 +258,12 @@ def _releases(setting: Setting) -> dict[str, str] | None:
     """The installed releases, if the model must be traced with them and no versions are given; else None."""
     if learned.is_learned_file(setting.keys["model"]):
         return None
-    with suppress(InputError):  # the search says why it cannot be traced
+    try:
         start = smallest(setting)
         versions = dispatch.for_installed(start, training_job.traceable).versions
-        return dict(versions) if versions != start.versions else None
-    return None
+    except InputError:  # the search says why it cannot be traced
+        return None
+    return dict(versions) if versions != start.versions else None
 
 
 def _present(whole: Mapping[str, Any] | None, source: Source | None) -> Workload | None:
@@ -283,131 +280,6 @@ def _with_batch_of(whole: Mapping[str, Any] | None, wanted: Wanted, label: Calla
     now = Workload.from_mapping(whole, label)
     return replace(wanted, global_batch_size=now.per_device_train_batch_size * now.gradient_accumulation_steps *
                    now.data_parallel_size)
-
-
-class Examples:
-    """A predictable job for each model that trains. The cost estimate takes facts from it."""
-
-    def __init__(self, around: Space, memory: Memory) -> None:
-        self.space, self.memory = around, memory
-        self.jobs: dict[Group, Job | InputError] = {}
-        self.settings: dict[Group, list[Setting]] = {}
-        for setting in around.settings:
-            self.settings.setdefault(self._group(setting), []).append(setting)
-        self.refused: list[tuple[Setting, str]] = []
-        self.job = self._any()
-
-    def _any(self) -> Job:
-        """The job of the first setting that has one.
-
-        Raises:
-            InputError: none has.
-        """
-        for settings in self.settings.values():
-            with suppress(InputError):
-                return self._of(settings[0])
-        raise _nothing(self.refused)
-
-    @property
-    def tensor_parallel(self) -> bool:
-        """Whether any job uses tensor parallelism."""
-        return any(degree > 1 and isinstance(job, Job) for (degree, *_), job in self.jobs.items())
-
-    def known(self, setting: Setting) -> tuple[Callable[..., cost.Estimate], int]:
-        """The cost estimate of a setting, and the bytes that it needs at least.
-
-        The estimate is a function of arrays of batch, accumulation and sequence.
-        """
-        job, whole = self._of(setting), None
-        if self._group(setting)[0] > 1:
-            alone = {"engine": "torch", "ddp": None, **NOT_DEEPSPEED, DATA: 1, TENSOR: 1}
-            whole = self._of(replace(setting, keys={**setting.keys, **alone}))
-        workload = setting.at_any_shape.fill(images_per_sample=job.workload.images_per_sample)
-        model = cost.Model.of(job.formula.facts, whole.formula.facts if whole else None)
-        return partial(cost.estimate, workload, model, job.gpu), least_bytes(workload, job.formula.facts)
-
-    def _of(self, setting: Setting) -> Job:
-        group = self._group(setting)
-        if group not in self.jobs:
-            self.jobs[group] = self._first(self.settings.get(group, [setting]))
-        job = self.jobs[group]
-        if isinstance(job, InputError):
-            raise job
-        return job
-
-    def _first(self, settings: Sequence[Setting]) -> Job | InputError:
-        """The job of the first setting that needs no trace, else of the first that can be traced, else the reason why
-        none can."""
-        problem: InputError | None = None
-        for traces in (False, True):
-            problem, refused = None, []
-            for setting in settings:
-                try:
-                    return self.memory.example(setting, trace=traces)
-                except InputError as error:
-                    problem = problem or error
-                    refused.append((setting, str(error)))
-            self.refused += refused if traces else ()
-        assert problem is not None  # settings are never empty
-        return problem
-
-    @staticmethod
-    def _group(setting: Setting) -> Group:
-        workload = setting.at_any_shape
-        return workload.tensor_parallel_size, workload.recipe, bool(workload.quantization), workload.image_size
-
-
-def splits(fixed: Mapping[str, Any], wanted: Wanted) -> bool:
-    """Whether a micro batch that the user fixed may be split into smaller ones, which are accumulated.
-
-    A DeepSpeed config that has the number of one of them fixes both.
-    """
-    config = fixed.get("deepspeed") or {}
-    free = all(config.get(theirs, "auto") == "auto" for theirs, ours in SAME_AS.items() if ours in BATCH_KEYS)
-    return BATCH in fixed and free and wanted.maximize == "cost" and SPLIT not in wanted.keep
-
-
-def _candidates(fixed: Mapping[str, Any], job: Job, wanted: Wanted, label: Callable[[str], str],
-                degree: int, length: int | None) -> list[Candidate]:
-    """Every shape that agrees with the keys that the user fixed.
-
-    Args:
-        degree: number of data-parallel replicas.
-        length: tokens of a sample, unless the longest are sought.
-
-    Raises:
-        InputError: a fixed key contradicts the goal of the search.
-    """
-    batch, steps = (fixed.get(key) for key in (BATCH, STEPS))
-    facts, maximize, total = job.formula.facts, wanted.maximize, wanted.global_batch_size
-    sought = {"batch": BATCH, "sequence": LENGTH}.get(maximize)
-    if sought is not None and sought in fixed:
-        raise InputError(f"maximize {maximize}: {label(sought)} is given, too: leave it out")
-    lengths: Sequence[int | None]
-    if maximize == "sequence":
-        assert job.workload.images_per_sample is not None  # a prepared job has it
-        room = facts.room(job.workload.images_per_sample)
-        lengths = range(room - room % LENGTH_STEP + LENGTH_STEP, min(LONGEST, facts.positions or LONGEST) + 1,
-                        LENGTH_STEP)
-        batch = batch or 1
-    else:
-        lengths = (length,)
-    fewest = job.lowest().batch if learned.is_learned_file(job.workload.model) else 1
-    together = batch * (steps or 1) if batch and splits(fixed, wanted) else None
-    batches = range(fewest, most_batch(length) + 1) if not batch else [
-        size for size in range(fewest, batch + 1) if batch % size == 0] if together else (batch,)
-    if total is None:
-        return [Candidate(size, together // size if together else steps or 1, tokens)
-                for size in batches for tokens in lengths]
-    shapes = [(size, total // (size * degree)) for size in batches
-              if total % ((batch if batch and together else size) * degree) == 0]
-    if steps:
-        shapes = [shape for shape in shapes if (math.prod(shape) == together if together else shape[1] == steps)]
-    if not shapes:
-        product = " x ".join(str(part) for part in (batch, steps) if part)
-        raise InputError(f"global batch size {total}: is not a multiple of data_parallel_size {degree}"
-                         f"{f' x {product}' if product else ''}: give one that is, or leave the others out")
-    return [Candidate(*shape, tokens) for shape in shapes for tokens in lengths]
 
 
 def _maxima(best: Configuration, queues: Sequence[Queue], wanted: Wanted, memory: Memory
@@ -450,7 +322,7 @@ def _closest(queues: Sequence[Queue], found: Found, memory: Memory) -> Configura
             if near.setting in found.failed:
                 found.failed.remove(near.setting)
                 found.left_out.append((near.setting, str(error)))
-    raise _nothing(found.left_out)
+    raise nothing(found.left_out)
 
 
 def _smallest(near: Queue, memory: Memory) -> Configuration:
@@ -461,18 +333,6 @@ def _smallest(near: Queue, memory: Memory) -> Configuration:
     near.at = min(range(len(near.candidates)), key=lambda at: (near.candidates[at].batch * (
         near.candidates[at].sequence or 1), near.candidates[at].accumulation))
     return predicted(near, memory, minimum_capacity=True)
-
-
-def _nothing(left_out: Sequence[tuple[Setting, str]]) -> InputError:
-    """The reason why no setting can be predicted. A reason of some settings only is not the user's mistake."""
-    reasons = dict.fromkeys(reason for _, reason in left_out)
-    (setting, reason), count = left_out[0], len(left_out)
-    if store.NO_FORMULA in reasons:
-        return InputError(f"model {setting.keys['model']}: there is no formula yet for any configuration that could be "
-                          "planned, and --no-trace forbids to trace one: leave out --no-trace (a trace needs torch)")
-    if len(reasons) == 1:
-        return InputError(reason)
-    return InputError(f"none of {count} configurations can be predicted; the first, {setting.name}: {reason}")
 
 
 def _standing(whole: Mapping[str, Any] | None, around: Space, chosen: Configuration,

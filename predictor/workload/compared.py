@@ -209,6 +209,8 @@ COURSES = Line(
     {"mode": ("training",), "per_device_eval_batch_size": (None,)},
     (TRUTH.format("course") + "::test_every_step_is_simulated", "profiles/pages/course.md"), SAMPLES.says)
 """The line of a whole training over a dataset's samples."""
+DATASETS = {"samples": SAMPLES, "a whole training": COURSES}
+"""What a prediction does with a dataset -> its line."""
 MODEL_TYPES: dict[str, Line] = {
     "use_liger_kernel": Line(
         lambda k: k["use_liger_kernel"], {"model_type": ("llava", "llama", "qwen2", "qwen3", "mistral", "gemma2")},

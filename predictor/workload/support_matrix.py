@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from predictor.workload import compared, contradictions
@@ -59,8 +59,12 @@ COLUMNS: dict[str, dict[str, Mapping[str, Any]]] = {
 """Heading -> column -> keys of a workload with that feature; an engine's keys replace those of the row."""
 
 
-def cell(row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
-    """The content of a cell: one of :data:`YES`, :data:`NOT_YET` and :data:`NEVER`."""
+def cell(row: Mapping[str, Any], column: Mapping[str, Any], also: Iterable[compared.Line] = ()) -> str:
+    """The content of a cell: one of :data:`YES`, :data:`NOT_YET` and :data:`NEVER`.
+
+    Args:
+        also: lines beyond those of the keys.
+    """
     if any(row.get(key, value) != value for key, value in column.items() if key not in _OF_ENGINES):
         return NEVER
     draft = GivenKeys.read(_BASE | {**row, **column}).completed()
@@ -68,7 +72,7 @@ def cell(row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
         contradictions.check(draft, contradictions.CONTRADICTING)
     except KeyProblem:
         return NEVER
-    refused = any(True for line in compared.FEATURES.values() for _ in line.unseen(draft.values))
+    refused = any(True for line in (*compared.FEATURES.values(), *also) for _ in line.unseen(draft.values))
     return NOT_YET if refused or any(line.detail(draft) for line in contradictions.NOT_PREDICTED) else YES
 
 
@@ -85,13 +89,17 @@ or emulated. `–`: they contradict each other. A third feature may be refused b
                  f"| --- |{' :---: |' * len(columns)}"]
         text += [f"| {name} | {' | '.join(cell(row, column) for column in columns.values())} |"
                  for name, row in ROWS.items()]
+    text += ["", "## Datasets", "", f"| feature | {' | '.join(compared.DATASETS)} |",
+             f"| --- |{' :---: |' * len(compared.DATASETS)}"]
+    text += [f"| {name} | {' | '.join(cell(row, {}, [line]) for line in compared.DATASETS.values())} |"
+             for name, row in ROWS.items()]
     text += ["", "## Models", "", "| feature | `model_type` | compared by |", "| --- | --- | --- |"]
     text += [f"| {name} | {', '.join(line.seen['model_type'])} | {_evidence(line)} |"
              for name, line in compared.MODEL_TYPES.items()]
     text += ["", "## Compared by", "", "| feature | refused beside some values of | compared by |",
              "| --- | --- | --- |"]
     text += [f"| {name} | {', '.join(line.seen) or 'nothing'} | {_evidence(line)} |"
-             for name, line in compared.FEATURES.items()]
+             for name, line in (compared.FEATURES | compared.DATASETS).items()]
     return "\n".join(text) + "\n"
 
 

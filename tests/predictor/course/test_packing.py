@@ -30,6 +30,6 @@ def test_a_thousand_samples_are_packed_together():
 
 def test_a_batch_has_all_samples_of_its_rows():
     lengths = np.array([30, 30, 10, 10, 25])
-    sampler = Sampler(lengths, 2, 1, 1, Sampling("sequential", packing="bfd"), longest=40)
+    sampler = Sampler(lengths, 2, 1, 1, Sampling("sequential"), rows=packing.rows(lengths, LONGEST))
     assert [[sorted(batch.tolist()) for batch in step.batches[0]] for step in sampler.steps(2)] == [[[0, 1, 2, 3]], [[4]]]
     assert sampler.steps_per_epoch == 2

@@ -17,9 +17,10 @@ from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Telling, Wanted, document, launch, plan
+from predictor.plan.examples import Examples, nothing
 from predictor.plan.knobs import Knob, Peaks, turned
 from predictor.plan.memory import Memory, Point
-from predictor.plan.plan import Examples, _closest, _nothing, workload_of
+from predictor.plan.plan import _closest, workload_of
 from predictor.plan.search import Candidate, Found, queue
 from predictor.plan.space import space
 from predictor.report import plan as plan_report
@@ -208,8 +209,8 @@ def test_where_the_first_setting_has_no_formula_others_are_planned():
 def test_a_refusal_of_some_settings_is_said_of_them():
     """The user's keys are not at fault where the settings are refused for different reasons."""
     one, other = space(GIVEN).settings[:2]
-    assert str(_nothing([(one, "of one"), (other, "of another")])) == f"none of 2 configurations can be predicted; the first, {one.name}: of one"
-    assert str(_nothing([(one, "of both"), (other, "of both")])) == "of both"
+    assert str(nothing([(one, "of one"), (other, "of another")])) == f"none of 2 configurations can be predicted; the first, {one.name}: of one"
+    assert str(nothing([(one, "of both"), (other, "of both")])) == "of both"
 
 
 # knobs ------------------------------------------------------------------------------------------------
