@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     workload = _recorded(arguments)
     prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
-                         tell=output.searching)
-    prediction = with_remedies(prediction, workload, every=arguments.remedies)
+                         tell=output.searching())
+    prediction = with_remedies(prediction, workload, every=arguments.remedies, tell=output.searching())
     if prediction.history is not None:
         from predictor import snapshot
 

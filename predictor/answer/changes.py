@@ -77,7 +77,7 @@ Proposals = tuple[Callable[[Workload], Families], ...]
 
 
 def of(workload: Workload) -> list[tuple[Change, ...]]:
-    """The families of changes of a workload: those that keep training the same, then others, then other hardware.
+    """The families of changes of a workload: those that keep training the same, then others; other hardware last.
 
     Those within the same engine come before those to another engine, and last those for which the user's framework has
     no setting.
@@ -87,7 +87,7 @@ def of(workload: Workload) -> list[tuple[Change, ...]]:
     """
     families = proposed(workload, INFERENCE if workload.mode == "inference" else TRAINING)
     return sorted(families, key=lambda family: (
-        family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine, _changes_code(workload, family[0])))
+        bool(family[0].differs), family[0].is_hardware, family[0].is_other_engine, _changes_code(workload, family[0])))
 
 
 def _changes_code(workload: Workload, change: Change) -> bool:
@@ -114,6 +114,9 @@ def _precision(w: Workload) -> Families:
         yield (Change("attn_implementation eager → sdpa", {"attn_implementation": "sdpa"}, "nothing"),)
     if not w.use_liger_kernel:
         yield (Change("use_liger_kernel off → on", {"use_liger_kernel": True}, "a package; logits are never whole"),)
+    if w.lora is not None and w.dtype == "fp32" and w.mixed_precision != "none" and w.quantization is None:
+        yield (Change(f"dtype fp32 → {w.mixed_precision}", {"dtype": w.mixed_precision}, "nothing",
+                      f"frozen weights in {w.mixed_precision}, in which autocast computes"),)
     offloaded = dict(w.gradient_checkpointing_kwargs) | {"offload": True}
     if w.gradient_checkpointing and offloaded != w.gradient_checkpointing_kwargs:
         yield (Change("inputs of checkpoints → host", {"gradient_checkpointing_kwargs": offloaded},
@@ -254,8 +257,12 @@ def said(workload: Workload, keys: Mapping[str, Any]) -> tuple[dict[str, Any], O
     it, they are such options. None if they cannot say the change. A framework may decide further keys by the change,
     and a DeepSpeed config says others.
     """
-    own = None if workload.source is None else workload.source.in_own_words(keys)
-    if own is None and (workload.source is None or workload.source.overridden & keys.keys()):
+    gpu = {key: item for key, item in keys.items() if key == "gpu"}
+    rest = {key: item for key, item in keys.items() if key != "gpu"}
+    own = None if workload.source is None or not rest else workload.source.in_own_words(rest)
+    if own is not None and gpu:
+        own = replace(own, text=f"{change_words(workload, gpu)} and {own.text}", workload={**own.workload, **gpu})
+    if own is None and (not rest or workload.source is None or workload.source.overridden & keys.keys()):
         words = change_words(workload, keys)
         own = OwnChange(words, {}, "", {}) if words else None
     if own is None:

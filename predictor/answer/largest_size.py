@@ -16,6 +16,7 @@ from typing import NamedTuple
 from predictor.allocator.simulate import events_per_second
 from predictor.answer.prediction import Bound
 from predictor.common.errors import InputError
+from predictor.common.progress import Tell, silent
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import Peaks, Shortage
 from predictor.jobs.training_job import Job
@@ -25,6 +26,8 @@ LEAPS = 12
 """Sizes that are tried by extrapolating along a line; after that the search halves."""
 MOST_TRIED = 32
 """Sizes above the one that the search found that are tried one by one, from the largest with room downwards."""
+COMPOSED_PER_SECOND = 5_000_000
+"""About how many events of ranks are composed, with their sizes, in a second: for the least and the most memory."""
 STEP_TOKENS = 8
 """Tokens; the first step of a search for a length, because rows of attention masks are padded to multiples of 8."""
 
@@ -51,12 +54,14 @@ class Simulated:
             else the machine does.
         tried: the jobs so far, by their workloads.
         longest_seconds: the search should end after so long.
+        tell: receives what is tried.
     """
 
     failed: set[int] = field(default_factory=set)
     seconds: float = 0
     tried: dict[Workload, Tried] = field(default_factory=dict)
     longest_seconds: float = math.inf
+    tell: Tell = silent
 
     @property
     def is_over(self) -> bool:
@@ -72,18 +77,21 @@ class Tried:
         room_bytes: bytes that the requested peak leaves of what PyTorch certainly gets; negative if the job cannot fit.
         before: what the search has simulated; shared by its jobs.
         events: number of events of a rank's run.
+        ranks: the ranks to simulate, the one with the highest requested peak first.
     """
 
     job: Job
     room_bytes: int
     before: Simulated
     events: int
+    ranks: Sequence[int]
 
     @classmethod
     def of(cls, job: Job, before: Simulated) -> Tried:
         """A job, not simulated yet. Its workload has a capacity."""
-        run = job.run(job.sure_bytes)
-        return cls(job, job.sure_bytes - run.peak, before, len(run.events))
+        ranks = job.ranks(job.sure_bytes)
+        run = job.run(job.sure_bytes, ranks[0])
+        return cls(job, job.sure_bytes - run.peak, before, len(run.events), ranks)
 
     @property
     def fits(self) -> bool:
@@ -96,7 +104,7 @@ class Tried:
         peaks = self._of_suspects
         if isinstance(peaks, Shortage):
             return None
-        others = self._simulated([rank for rank in self._ranks if rank not in self._suspects])
+        others = self._simulated([rank for rank in self.ranks if rank not in self._suspects])
         if isinstance(others, Shortage):
             self.before.failed.add(others.rank)
             return None
@@ -106,9 +114,18 @@ class Tried:
     def reserved(self) -> Bound:
         """The reserved peak with its interval. The job surely fits."""
         assert self.peaks is not None
-        high = self.peaks.reserved_high_bytes
-        return Bound.of(self.peaks.reserved_bytes, self.job.margin.of("reserved"),
-                        high=None if high == self.peaks.reserved_bytes else high)
+        return self._bound(self.peaks)
+
+    @property
+    def likely_reserved(self) -> Bound:
+        """As :attr:`reserved`, of the suspects alone. None of them runs out of memory."""
+        assert isinstance(self._of_suspects, Peaks)
+        return self._bound(self._of_suspects)
+
+    def _bound(self, peaks: Peaks) -> Bound:
+        high = peaks.reserved_high_bytes
+        return Bound.of(peaks.reserved_bytes, self.job.margin.of("reserved"),
+                        high=None if high == peaks.reserved_bytes else high)
 
     @property
     def shortage_bytes(self) -> int | None:
@@ -118,20 +135,16 @@ class Tried:
         return self._of_suspects.idle_bytes if isinstance(self._of_suspects, Shortage) else None
 
     @cached_property
-    def _ranks(self) -> list[int]:
-        return self.job.ranks(self.job.sure_bytes)
-
-    @cached_property
     def _suspects(self) -> list[int]:
         """The rank with the highest requested peak, and those that failed where it did not."""
-        return [rank for rank in self._ranks if rank == self._ranks[0] or rank in self.before.failed]
+        return [rank for rank in self.ranks if rank == self.ranks[0] or rank in self.before.failed]
 
     @cached_property
     def _of_suspects(self) -> Peaks | Shortage:
         return self._simulated(self._suspects)
 
     def _simulated(self, ranks: Sequence[int]) -> Peaks | Shortage:
-        self.before.seconds += len(ranks) * self.events / events_per_second()
+        self.before.seconds += len(ranks) * self.events * (1 / events_per_second() + 1 / COMPOSED_PER_SECOND)
         return self.job.fitting(ranks)
 
     @property
@@ -146,16 +159,19 @@ Attempt = Callable[[int], Tried | InputError]
 """Tries a size: its job, or the reason why it is not predicted."""
 
 
-def attempts(job_at: Callable[[int], Job]) -> Attempt:
+def attempts(job_at: Callable[[int], Job], tell: Tell = silent, what: str = "size") -> Attempt:
     """Tries each size once.
 
     Args:
         job_at: prepares the job of a size.
+        tell: receives each size that is tried.
+        what: name of the sizes.
     """
     simulated = Simulated()
 
     @cache
     def attempt(size: int) -> Tried | InputError:
+        tell(f"{what} {size:,}")
         try:
             return Tried.of(job_at(size), simulated)
         except InputError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from predictor.answer.prediction import Caution
 from predictor.engine.zero2_backward import backward_end
 from predictor.events.events import MOMENTS, EventList, EventType, Moment
 from predictor.events.micro_step import MicroStep
+from predictor.formula.formula import Formula
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import FITS
 from predictor.jobs.training_job import Job
@@ -54,11 +56,12 @@ def other_loops(job: Job, free_bytes: int) -> Iterator[Caution]:
                       f"the loop keeps gradients and the model's output ({keys})")
 
 
-def fits_with_other_loops(job: Job) -> bool:
-    """Whether the job surely fits with each of the loops of :func:`other_loops`, those that take the most first."""
+def loops(job: Job) -> tuple[Mapping[str, str], ...]:
+    """The keys of each of the loops of :func:`other_loops`, those that take the most first; empty if it is known."""
+    if not is_assumed(job):
+        return ()
     zeroed = ("after_step",) if job.workload.engine == "deepspeed" else ("before_backward", "after_step")
-    others = (with_loop(job, keep_outputs=keep, zero_grad=zero_grad) for zero_grad in zeroed for keep in KEEPING)
-    return all(other is None or other.judge().verdict == FITS for other in others)
+    return tuple({"keep_outputs": keep, "zero_grad": zero_grad} for zero_grad in zeroed for keep in KEEPING)
 
 
 def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, int]:
@@ -91,7 +94,7 @@ def with_loop(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = 
     if not is_assumed(job):
         return None
     by_hand = "after_step" if job.workload.engine == "deepspeed" else zero_grad  # which frees gradients itself
-    return replace(job, formula=replace(job.formula, micro=_keeping(job.formula.micro)),
+    return replace(job, formula=_with_outputs(job.formula),
                    setup=replace(job.setup, keep_outputs=keep_outputs, zero_grad=by_hand))
 
 
@@ -108,11 +111,17 @@ def is_assumed(job: Job) -> bool:
 
 def _most(job: Job) -> int:
     """Bytes that no other loop takes more: the outputs of two micro-steps, and gradients where the loop frees them."""
-    events, kept = job.formula.micro.events, _keeping(job.formula.micro).outputs
+    events, kept = job.formula.micro.events, _with_outputs(job.formula).micro.outputs
     sizes = job.run(job.sure_bytes).row_bytes[events.buffers.size[kept]]
     gradients = 0 if job.workload.engine == "deepspeed" else sum(
         tensor.bytes for tensor in job.formula.facts.parameters if tensor.trainable)
     return 2 * int(sizes.sum()) + gradients
+
+
+@lru_cache(maxsize=8)
+def _with_outputs(formula: Formula) -> Formula:
+    """The formula whose micro-step is :func:`_keeping`; always the same one, so that engines are composed once."""
+    return replace(formula, micro=_keeping(formula.micro))
 
 
 def _keeping(micro: MicroStep) -> MicroStep:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from predictor.answer import largest_size
 from predictor.answer.largest_size import Found, attempts, least_predicted, may_fit_too, not_predicted, reason
 from predictor.answer.prediction import ConcurrentMemory, Inference
+from predictor.common.progress import Progress, Tell, silent
 from predictor.engine.generation import extended_call
 from predictor.events import timeline
 from predictor.events.events import MOMENTS, Factor
@@ -23,11 +23,8 @@ from predictor.workload.limits import MOST_IMAGES, MOST_SAMPLES
 from predictor.workload.limits import MOST_TOKENS as MOST_TOTAL
 from predictor.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from predictor.common.progress import Progress
 
-
-def searched(job: InferenceJob, details: Inference, progress: Progress | None = None) -> Inference:
+def searched(job: InferenceJob, details: Inference, progress: Progress | None = None, tell: Tell = silent) -> Inference:
     """Adds the maximum load to the details of an inference prediction.
 
     Each limit is searched alone; all other settings stay those of the workload. The workload has a capacity.
@@ -36,19 +33,19 @@ def searched(job: InferenceJob, details: Inference, progress: Progress | None = 
     prompt: int | None
     talk: int | None
     if workload.conversation is None:
-        found, talk = longest_prompt(job, progress), None
+        found, talk = longest_prompt(job, progress, tell), None
         prompt = found.size
         assert workload.max_new_tokens is not None  # a single prompt has it
         context = prompt and prompt + workload.max_new_tokens - 1
         limits = may_fit_too("Prompts of", found) + _limits_of_prompt(job, prompt)
     else:
-        prompt, found = None, most_turns(job, progress)
+        prompt, found = None, most_turns(job, progress, tell)
         talk = found.size
         context = talk and turns(going_on(workload, talk))[-1].cached
         limits = _limit("More turns", partial(going_on, workload, talk + 1)) if talk < MOST_TURNS else (
             f"More than {MOST_TURNS} turns are not predicted.",)
         limits = may_fit_too("Numbers of turns from", found) + limits
-    found = concurrent_sequences(job, progress)
+    found = concurrent_sequences(job, progress, tell)
     most = found.size
     limits += may_fit_too("Numbers of sequences from", found)
     limits += _limit("More sequences at once", lambda: workload.replace(per_device_eval_batch_size=most + 1))
@@ -72,7 +69,7 @@ def _memory(job: InferenceJob) -> ConcurrentMemory:
                             run.peak - weights - cache, reserved - run.peak)
 
 
-def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> Found:
+def longest_prompt(job: InferenceJob, progress: Progress | None = None, tell: Tell = silent) -> Found:
     """Tokens of the longest prompt that fits with the job's batch, images and reply; 0 if none fits.
 
     Some lengths are not predicted (:func:`unpredicted_prompts`). Such a prompt fits if the next longer predicted one
@@ -91,14 +88,15 @@ def longest_prompt(job: InferenceJob, progress: Progress | None = None) -> Found
             tokens = last + 1 if first <= tokens <= last else tokens
         return workload.replace(sequence_length=tokens)
 
-    return largest_size.longest_that_fits(attempts(lambda tokens: prepare(workload_at(tokens), progress)), least, most)
+    attempt = attempts(lambda tokens: prepare(workload_at(tokens), progress), tell, "prompt of")
+    return largest_size.longest_that_fits(attempt, least, most)
 
 
-def most_turns(job: InferenceJob, progress: Progress | None = None) -> Found:
+def most_turns(job: InferenceJob, progress: Progress | None = None, tell: Tell = silent) -> Found:
     """Number of turns that fit if the conversation goes on with turns like its last one; 0 if not even one fits."""
     workload, positions = job.workload, job.positions or MOST_TOKENS
     within = sum(turn.cached <= positions for turn in turns(going_on(workload, MOST_TURNS)))
-    attempt = attempts(lambda number: prepare(going_on(workload, number), progress))
+    attempt = attempts(lambda number: prepare(going_on(workload, number), progress), tell, "turns:")
     return largest_size.largest_that_fits(attempt, len(job.turns) if job.fits() else 1, within)
 
 
@@ -110,7 +108,7 @@ def going_on(workload: Workload, number: int) -> Workload:
         conversation=conversation[:number] + conversation[-1:] * (number - len(conversation)))
 
 
-def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) -> Found:
+def concurrent_sequences(job: InferenceJob, progress: Progress | None = None, tell: Tell = silent) -> Found:
     """The largest number of concurrent sequences like the workload's that fit; 0 if no predicted number fits."""
     workload = job.workload
     assert workload.capacity is not None  # predict() checks it
@@ -118,7 +116,7 @@ def concurrent_sequences(job: InferenceJob, progress: Progress | None = None) ->
     sequence_bytes = extended_call(job.pieces[-1], job.gpu).cache_bytes // job.shape.batch
 
     attempt = attempts(lambda batch: prepare(workload.replace(per_device_eval_batch_size=batch), progress,
-                                             one_length=True))
+                                             one_length=True), tell, "concurrent sequences:")
     least = job.shape.batch if job.fits() else least_predicted(attempt, 1, job.shape.batch)
     most = min(MOST_SAMPLES, MOST_IMAGES // max(images, 1), MOST_TOTAL // tokens, workload.capacity // sequence_bytes)
     return largest_size.largest_that_fits(attempt, least, most)

@@ -15,7 +15,7 @@ from predictor.answer.maximum_load import searched
 from predictor.answer.prediction import Prediction
 from predictor.answer.training_load import Search
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
+from predictor.common.progress import Progress, Tell, silent
 from predictor.jobs import dispatch
 from predictor.jobs.inference_job import InferenceJob
 from predictor.jobs.training_job import Job
@@ -26,7 +26,7 @@ from predictor.workload.workload import Workload
 def predict(workload: Workload, *, timeline: bool = False, history: bool = False,
             minimum_capacity: bool = False, maximum_load: bool = False, samples: Samples | None = None,
             also_gpus: Sequence[str] = (), loops: bool = False, progress: Progress | None = None,
-            tell: Callable[[int], None] = lambda _: None) -> Prediction:
+            tell: Tell = silent) -> Prediction:
     """Predict the peak GPU memory of one workload, in bytes.
 
     Args:
@@ -44,7 +44,7 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
             for the kind where the job fits worst, and says how large a micro-batch fits each.
         loops: also simulate the job in other training loops; the interval of reserved memory then includes them.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
-        tell: receives each limit, in bytes, that the search for the smallest GPU memory tries.
+        tell: receives what a search tries next, in a few words.
 
     Raises:
         InputError: an unknown model, a shape without room for its images, a setting that is not modelled, a model that
@@ -55,17 +55,20 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     if maximum_load and workload.capacity is None:
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
 
+    def limit_told(limit_bytes: int) -> None:
+        tell(f"survives with {limit_bytes / 2**30:,.2f} GiB for PyTorch")
+
     def predicted(workload: Workload) -> Prediction:
         kinds = unequal_gpus.shares(workload, also_gpus, _prepares(samples, progress)) if also_gpus else None
         workload = workload.replace(gpu=kinds[0].gpu) if kinds else workload
         dataset = None if samples is None else Dataset.of(workload, samples, progress)
         job = dispatch.prepare(workload, progress) if dataset is None else dataset.worst()
         prediction = answer(job, job.judge(), with_timeline=timeline, with_history=history,
-                            minimum_capacity_bytes=job.minimum_capacity(tell) if minimum_capacity else None)
+                            minimum_capacity_bytes=job.minimum_capacity(limit_told) if minimum_capacity else None)
         if workload.mode == "inference":
-            prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress)
+            prediction = _with_inference(prediction, cast(InferenceJob, job), maximum_load, progress, tell)
         elif maximum_load:
-            prediction = replace(prediction, maximum_load=_search(workload, job, samples, progress).result())
+            prediction = replace(prediction, maximum_load=_search(workload, job, samples, progress, tell).result())
         if dataset is not None:
             prediction = replace(
                 prediction, samples=dataset.chances(job), not_modelled=prediction.not_modelled + dataset.NOTES,
@@ -77,19 +80,19 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
 
 
 def _with_inference(prediction: Prediction, job: InferenceJob, maximum_load: bool,
-                    progress: Progress | None) -> Prediction:
+                    progress: Progress | None, tell: Tell) -> Prediction:
     details = inference_details.inference(job)
-    details = searched(job, details, progress) if maximum_load else details
+    details = searched(job, details, progress, tell) if maximum_load else details
     prediction = replace(prediction, inference=details)
     return replace(prediction, verdict="does_not_fit") if prediction.has_no_room_for_pages else prediction
 
 
-def _search(workload: Workload, job: Job, samples: Samples | None, progress: Progress | None) -> Search:
+def _search(workload: Workload, job: Job, samples: Samples | None, progress: Progress | None, tell: Tell) -> Search:
     """The search for the maximum load in training; with samples each batch is the worst one of them."""
     prepare = _prepares(samples, progress)
     if samples is None:
-        return Search(workload, job, prepare)
-    return Search(workload.fill(sequence_length=int(samples.tokens.max())), job, prepare, samples)
+        return Search(workload, job, prepare, tell=tell)
+    return Search(workload.fill(sequence_length=int(samples.tokens.max())), job, prepare, samples, tell)
 
 
 def _prepares(samples: Samples | None, progress: Progress | None) -> Callable[[Workload, bool], Job]:

@@ -15,18 +15,23 @@ from predictor.answer.largest_size import Simulated, Tried
 from predictor.answer.prediction import Prediction, Remedy
 from predictor.common import gpus
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
+from predictor.common.progress import Progress, Tell, silent
 from predictor.formula import learned, store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS, Peaks
 from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
-MOST_SECONDS = 0.4
+MOST_SECONDS = 0.5
 """Once something fits and the search has taken about so long, no further family of changes is simulated, unless all are
 asked for."""
+LATEST_SECONDS = 0.7
+"""Once something fits and the search has taken about so long, no other change is even composed, unless all are asked
+for."""
 LONGEST_SECONDS = 6.0
 """Where nothing fits, the search ends after about so long, unless all are asked for."""
+PREPARED_PER_SECOND = 200
+"""About how many changed workloads are prepared, or refused, in a second."""
 FEW_RANKS, RANKS_PER_SECOND = 64, 1_000
 """About how many ranks whose memory differs are composed and compared in a second; few take no time that counts."""
 OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 300_000, 10_000_000
@@ -131,7 +136,7 @@ class _Trial:
 
 
 def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = False, trace: bool = False,
-                  progress: Progress | None = None) -> Prediction:
+                  progress: Progress | None = None, tell: Tell = silent) -> Prediction:
     """The prediction with its remedies, if the workload does not surely fit or ``every`` change is asked for.
 
     Arguments are those of :func:`remedies`.
@@ -147,13 +152,13 @@ def with_remedies(prediction: Prediction, workload: Workload, *, every: bool = F
     if prediction.samples is not None or prediction.has_no_room_for_pages or not wanted:
         return prediction
     workload = workload.replace(gpu=prediction.gpus[0].gpu) if prediction.gpus else workload
-    found = remedies(workload, every=every, trace=trace, progress=progress)
+    found = remedies(workload, every=every, trace=trace, progress=progress, tell=tell)
     return replace(prediction, remedies=tuple(
         remedy for remedy in found if not (prediction.gpus and "gpu" in remedy.keys)))
 
 
 def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
-             progress: Progress | None = None) -> tuple[Remedy, ...]:
+             progress: Progress | None = None, tell: Tell = silent) -> tuple[Remedy, ...]:
     """Judges changes of a workload on its GPU. Those that keep training the same come first.
 
     Of the changes of one family, such as smaller batches, the first that fits is returned, or else the last. If few
@@ -165,6 +170,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             longer (:data:`MOST_SECONDS`) is returned without a verdict.
         trace: trace models where that is needed. Otherwise changes that need a trace are returned without a verdict.
         progress: wraps the shapes that are traced.
+        tell: receives each change that is tried, in words.
 
     Raises:
         InputError: the workload cannot be predicted, or names no GPU.
@@ -173,7 +179,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
         raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
     trials: list[_Trial] = []
     with store.existing_only(not trace):
-        before = Simulated(longest_seconds=math.inf if every else LONGEST_SECONDS)
+        before = Simulated(longest_seconds=math.inf if every else LONGEST_SECONDS, tell=tell)
         start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), before))
         for trial in _singles(start, progress, quick=not every and not trace):
             trials += [] if trial.is_outdone(trials) else [trial]
@@ -182,7 +188,7 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
             trials += _together(start, trials, progress, every=every)
     ordered = sorted(trials, key=lambda trial: (
-        any(change.is_hardware for change in trial.made), not trial.keeps_training))
+        any(change.differs for change in trial.made), any(change.is_hardware for change in trial.made)))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))
 
 
@@ -233,15 +239,21 @@ def _not_simulated(start: _Trial, family: Sequence[Change], progress: Progress |
     """The last change of a family if that needs no simulation; else one without a verdict: the smallest GPU that may
     do, or the last change. Another engine is not even composed."""
     assert start.tried is not None  # only predicted trials are continued
+    before = start.tried.before
     if family[-1].is_other_engine:
         return _untried(start, family[-1]).for_later()
-    if "gpu" in family[0].keys:  # where tensors take as much as here
-        enough = start.tried.job.gpu.capacity_bytes - min(start.tried.room_bytes, 0)
-        family = [change for change in family if gpus.find(change.keys["gpu"]).capacity_bytes >= enough][:1] or family
-    trial = _try(start, family[-1], progress)
-    if trial.room_bytes is None or trial.room_bytes < 0:
+    if "gpu" in family[0].keys:
+        family = _large_enough(start.tried, family)[:1] or family
+    trial = _untried(start, family[-1]) if before.seconds >= LATEST_SECONDS else _try(start, family[-1], progress)
+    if trial.why_not or (trial.room_bytes or 0) < 0:
         return trial
     return trial.for_later()
+
+
+def _large_enough(tried: Tried, family: Sequence[Change]) -> Sequence[Change]:
+    """The GPUs of a family that have room for the job's tensors, where these take as much as here."""
+    enough = tried.job.gpu.capacity_bytes - min(tried.room_bytes, 0)
+    return [change for change in family if gpus.find(change.keys["gpu"]).capacity_bytes >= enough]
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
@@ -251,6 +263,10 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
         """Sizes count from the last change, which lowers the peak the most, to the first."""
         return _try(start, family[len(family) - size], progress)
 
+    if "gpu" in family[0].keys:
+        assert start.tried is not None  # only predicted trials are continued
+        family = _large_enough(start.tried, family) or family
+        return next((one for size in range(len(family), 0, -1) if (one := trial(size)).fits), None) or trial(1)
     least = next((size for size in range(1, len(family)) if not trial(size).why_not), len(family))
     fitting = largest_size.largest(lambda size: trial(size).room_bytes, lambda size: trial(size).fits,
                                    least, len(family), lambda size: trial(size).shortage_bytes)
@@ -269,7 +285,12 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     """A workload with one more change, not simulated yet."""
     assert start.tried is not None  # only predicted trials are continued
     untried, before = _untried(start, change), start.tried.before
+    before.tell(", ".join(made.text for made in untried.made))
+    before.seconds += 1 / PREPARED_PER_SECOND
     try:
+        refusal = "" if untried.own or start.asked.source is None else start.asked.source.refusal(change.keys)
+        if refusal:
+            return replace(untried, why_not=refusal)
         workload = start.tried.job.workload.replace(**untried.keys)
         if workload not in before.tried:  # the same changes may be made in another order
             tried = before.tried[workload] = Tried.of(dispatch.prepare(workload, progress), before)

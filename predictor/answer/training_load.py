@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE, with_expandable_segments
-from predictor.answer import largest_size
+from predictor.answer import cautious_load, largest_size
 from predictor.answer.cautions import cautions
+from predictor.answer.cautious_load import Sizes
 from predictor.answer.largest_size import (
     STEP_TOKENS,
     Attempt,
@@ -20,9 +21,9 @@ from predictor.answer.largest_size import (
     not_predicted,
     reason,
 )
-from predictor.answer.loop_difference import fits_with_other_loops
 from predictor.answer.prediction import Caution, MaximumLoad
 from predictor.common.errors import InputError
+from predictor.common.progress import Tell, silent
 from predictor.jobs.learned_job import LearnedJob
 from predictor.jobs.survival import FITS
 from predictor.jobs.training_job import Job
@@ -61,12 +62,14 @@ class Search:
         prepare: prepares the job of another workload. The second argument says whether all of them have one sequence
             length.
         samples: the dataset that batches are drawn from; None without one.
+        tell: receives each size that is tried.
     """
 
     workload: Workload
     job: Job
     prepare: Callable[[Workload, bool], Job]
     samples: Samples | None = None
+    tell: Tell = silent
 
     def result(self) -> MaximumLoad:
         """The largest batch, also with expandable segments, and the longest sequence."""
@@ -99,60 +102,49 @@ class Search:
             larger: name of larger batches at the start of a sentence.
         """
         free, given = _with_free_batch(workload), workload.per_device_train_batch_size
-        attempt = attempts(lambda size: self.prepare(free.replace(per_device_train_batch_size=size), True))
+        attempt = attempts(lambda size: self.prepare(free.replace(per_device_train_batch_size=size), True), self.tell,
+                           "batch")
         least = given if fits(attempt, given) else least_predicted(attempt, 2, given)
         found = largest_size.largest_that_fits(attempt, least, MOST_SAMPLES)
         size = found.size or int(fits(attempt, 1))
         if not size:
             return Load(0, not_predicted("Smaller batches", reason(attempt, max(least - 1, 1))))
-        return _load(attempt, size, given, (
+        return _load(attempt, size, Sizes(least_predicted(attempt, 2, given), given), (
             *_less_sure("Batch", attempt, size), *may_fit_too(f"{larger} of", found),
             *not_predicted(larger, reason(attempt, size + 1))))
 
     def _longest_sequence(self) -> Load:
         """The longest sequence that fits at the given batch."""
-        attempt = attempts(lambda tokens: self.prepare(self.workload.replace(sequence_length=tokens), False))
+        attempt = attempts(lambda tokens: self.prepare(self.workload.replace(sequence_length=tokens), False),
+                           self.tell, "sequence length")
         facts = self.job.formula.facts
         assert self.workload.sequence_length is not None  # the model takes tokens
         most = min(facts.positions or MOST_TOKENS, MOST_TOKENS // self.workload.per_device_train_batch_size)
         images = -(-self.job.shape.images // self.job.shape.batch)
         if self.samples is not None:
             most, images = min(most, int(self.samples.tokens.max())), int(self.samples.images.max())
-        given = min(self.workload.sequence_length, most)
-        least = given if fits(attempt, given) else facts.room(images) + images + 1  # text between images
-        longest = largest_size.longest_that_fits(attempt, least, most)
+        sizes = Sizes(facts.room(images) + images + 1, min(self.workload.sequence_length, most), STEP_TOKENS)
+        longest = largest_size.longest_that_fits(  # the least has text between images
+            attempt, sizes.given if fits(attempt, sizes.given) else sizes.least, most)
         found = longest.size
         if self.samples is not None and found == int(self.samples.tokens.max()):
-            return _load(attempt, found, given, (f"No sample has more than {found:,} tokens.",), STEP_TOKENS)
+            return _load(attempt, found, sizes, (f"No sample has more than {found:,} tokens.",))
         if not found:
-            return Load(0, not_predicted("Shorter sequences", reason(attempt, max(given - 1, 1))))
+            return Load(0, not_predicted("Shorter sequences", reason(attempt, max(sizes.given - 1, 1))))
         configured = self.job.request.config.positions if self.job.request.config else None
         beyond = () if found <= (configured or found) else (
             f"The model's configuration says {configured:,} positions: longer sequences train, but are new to it.",)
-        return _load(attempt, found, given, (
+        return _load(attempt, found, sizes, (
             *beyond, *_less_sure("Sequence length", attempt, found), *may_fit_too("Lengths of", longest),
-            *not_predicted("Longer sequences", reason(attempt, found + 1))), STEP_TOKENS)
+            *not_predicted("Longer sequences", reason(attempt, found + 1))))
 
 
-def _load(attempt: Attempt, size: int, given: int, limits: tuple[str, ...], unit: int = 1) -> Load:
-    """A load that fits, with its caution and the largest multiple of ``unit`` that fits even then.
-
-    That is searched by halves, from the given load up if that one fits so, where no size needs a trace.
-    """
+def _load(attempt: Attempt, size: int, sizes: Sizes, limits: tuple[str, ...]) -> Load:
+    """A load that fits, with its caution and, where no size needs a trace, the largest that fits even then."""
     caution, tried = _caution(attempt, size), attempt(size)
     if caution is None or isinstance(tried, InputError) or not tried.is_quick:
         return Load(size, limits, caution)
-
-    def fits_even_then(units: int) -> bool:
-        smaller, tried = unit * units, attempt(unit * units)
-        return (isinstance(tried, Tried) and fits(attempt, smaller) and _caution(attempt, smaller) is None
-                and fits_with_other_loops(tried.job))
-
-    low, high = given // unit if given < size and fits_even_then(given // unit) else 0, -(-size // unit)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits_even_then(middle) else (low, middle)
-    return Load(size, limits, caution, unit * low)
+    return Load(size, limits, caution, cautious_load.largest_below(attempt, size, sizes))
 
 
 def _caution(attempt: Attempt, size: int) -> Caution | None:

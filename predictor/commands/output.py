@@ -17,6 +17,7 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.files import write_whole
+from predictor.common.progress import Tell
 from predictor.common.suggestions import file_name
 from predictor.report.console import WIDTH, console
 
@@ -162,7 +163,7 @@ def progress(shapes: Sequence[Any]) -> Iterable[Any]:
     return Told().tracing(shapes)
 
 
-def searching(limit_bytes: int) -> None:
-    """Shows the limit that a search has reached, in one line of the terminal that is overwritten each time."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rsurvives with {limit_bytes / 2**30:,.2f} GiB for PyTorch … ")
+def searching() -> Tell:
+    """Says what a search tries, as :class:`Told`."""
+    told = Told()
+    return lambda text: told(lambda: f"searching: {text}")

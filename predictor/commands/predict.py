@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
                          minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load, samples=options.samples(arguments),
                          also_gpus=arguments.also_gpu, loops=arguments.loops, progress=output.progress,
-                         tell=output.searching)
+                         tell=output.searching())
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
-                               progress=output.progress)
+                               progress=output.progress, tell=output.searching())
     if prediction.history is not None:
         from predictor import snapshot
 

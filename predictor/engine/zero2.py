@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from predictor.engine.zero2_template import RankMicroStep
 from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
+
+STEPS_AT_HAND = 300
+"""Ranks whose step is kept: their peaks are compared first, and some are composed afterwards."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Zero2:
                                     flatten_on_gpu=has(zero, "flatten_on_gpu"))
         self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.buffers))
         self.start_rise = start.rises(int).first
+        self._step = lru_cache(STEPS_AT_HAND)(self._first_step)
 
     def rank(self, rank: int) -> EventList:
         """The events of a rank: start-up and three optimizer steps."""
@@ -122,7 +127,7 @@ class Zero2:
 
     # one step of one rank ---------------------------------------------------------------------
 
-    def _step(self, rank: int) -> tuple[list[RankMicroStep], Tape]:
+    def _first_step(self, rank: int) -> tuple[list[RankMicroStep], Tape]:
         """The first optimizer step: micro-steps with their reductions, then ``step()``."""
         rank, peer = self.setup.place(rank)
         owned = [group.owned(rank) for group in self.groups]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -310,12 +309,13 @@ def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Con
 def _closest(queues: Sequence[Queue], found: Found, memory: Memory) -> Configuration:
     """The smallest shape of the setting that needs the least memory, when no setting fits.
 
-    Settings that cannot be predicted are left out.
+    Of settings that were ruled out by what every shape needs, that decides. Settings that cannot be predicted are left
+    out.
 
     Raises:
         InputError: no setting can be predicted.
     """
-    for near in sorted(queues, key=lambda queue: memory.least.get(queue.setting, math.inf)):
+    for near in sorted(queues, key=lambda queue: memory.least.get(queue.setting, queue.states_bytes)):
         try:
             return _smallest(near, memory)
         except InputError as error:

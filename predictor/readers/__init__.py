@@ -78,7 +78,7 @@ def read(*, path: str | None = None, words: Sequence[str] | None = None, form: s
     chosen = _format(launched, form or implied, by_user=form is not None)
     values, source = read_without_arguments(launched) if chosen.name == "deepspeed" else read_fields(chosen, launched)
     words_of = OwnWords(chosen, user_input)
-    return values, replace(source, own=words_of, own_lacks=words_of.lacks)
+    return values, replace(source, own=words_of, own_lacks=words_of.lacks, own_refusal=words_of.refusal)
 
 
 def _file(path: str) -> UserInput:

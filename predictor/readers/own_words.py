@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from predictor.common.errors import InputError
+from predictor.common.errors import InputError, NotPredicted
 from predictor.common.value_types import Invalid, flat, thaw
-from predictor.readers import accelerate, own_deepspeed
+from predictor.readers import accelerate, own_deepspeed, weight_dtype
 from predictor.readers.configuration import with_rules
 from predictor.readers.deepspeed import read_without_arguments
 from predictor.readers.fields import ENVIRONMENT, LAUNCHER, Edit
@@ -88,6 +88,16 @@ class OwnWords:
             return self._edited(changes)
         except (InputError, Invalid):  # the framework would stop at the changed configuration
             return None
+
+    def refusal(self, changes: Mapping[str, Any]) -> str:
+        """Why a change for which the format has keys is not predicted for the framework; empty if it is, or may be."""
+        try:
+            self._edited(changes)
+        except NotPredicted as error:
+            return str(error)
+        except (InputError, Invalid):
+            pass
+        return ""
 
     def lacks(self, changes: Mapping[str, Any]) -> bool:
         """True if the format has no key for a part of a change, and no option of peakcast sets that part."""
@@ -210,7 +220,7 @@ def _inverse(form: Format, key: str, item: Any, now: Reading) -> Mapping[str, An
         name for name, known in fields.items() if known.option == key]
     if names:
         name = next((name for name in names if name in now), names[0])
-        item = thaw(item)
+        item = weight_dtype.WRITTEN[item] if key == "dtype" else thaw(item)
         return {name: {**(now[name] or {}), **item} if isinstance(item, Mapping) else item}
     if not isinstance(item, Mapping):
         return None

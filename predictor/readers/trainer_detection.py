@@ -27,6 +27,7 @@ class Trainer:
         words: words, between underscores, in a script's name.
         flags: options that neither transformers nor its examples have. ``a+b`` means both together, as each of the two
             is common.
+        keys: as ``flags``, of a file that names no script: scripts of other trainers have such options too.
         form: the format that reads its flags, if there is one.
     """
 
@@ -34,6 +35,7 @@ class Trainer:
     scripts: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
     form: str = ""
 
     def is_named(self, stem: str) -> bool:
@@ -75,7 +77,8 @@ TRAINERS: Mapping[str, Trainer] = {
         _names("""packing packing_strategy eval_packing padding_free completion_only_loss assistant_only_loss
                dataset_text_field dataset_kwargs dataset_train_split dataset_test_split dataset_streaming
                chat_template_path truncation_mode activation_offloading model_init_kwargs use_bnb_nested_quant
-               bnb_4bit_quant_storage lora_target_parameters ignore_bias_buffers"""), form="trl"),
+               bnb_4bit_quant_storage lora_target_parameters ignore_bias_buffers"""),
+        _names("use_peft+dataset_name use_peft+dataset_config use_peft+datasets"), form="trl"),
     "LLaMA-Factory": Trainer(_names("llamafactory llmtuner"), flags=_names("stage+template"), form="llamafactory"),
     "ms-swift": Trainer(_names("swift"), flags=_names("tuner_backend"), form="swift"),
     "axolotl": Trainer(_names("axolotl"), form="axolotl"),
@@ -153,10 +156,11 @@ def _recognised(user_input: UserInput) -> tuple[str, str] | None:
     *folders, stem = re.sub(r"\.py$", "", user_input.program).replace(".", "/").replace(" ", "/").split("/")
     flags = {name.replace("-", "_"): f"--{name}" if user_input.flags else name for name in user_input.values}
     script, tests = quoted(user_input.program, 200)[1:-1], TRAINERS.items()
+    signs = {who: sorted(trainer.flags if script else trainer.flags | trainer.keys) for who, trainer in tests}
     matches = [*((script, who) for who, trainer in tests if trainer.packages.intersection(folders)),
                *((script, who) for who, trainer in tests if trainer.is_named(stem)),
-               *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who, trainer in tests
-                 for name in sorted(trainer.flags) if flags.keys() >= set(name.split("+")))]
+               *(("what has " + " and ".join(flags[part] for part in name.split("+")), who) for who in TRAINERS
+                 for name in signs[who] if flags.keys() >= set(name.split("+")))]
     if matches and matches[0][1] == TRL_SFT and TRAINERS[TRL_OTHERS].is_named(stem):
         return matches[0][0], TRL_OTHERS
     return matches[0] if matches else None

@@ -155,13 +155,19 @@ def _length(item: int, now: Reading) -> Mapping[str, Any] | None:
     return None if _stem(now) == VISION_SCRIPT else {"max_length": item}
 
 
+def _quantized(item: Any, now: Reading) -> Mapping[str, Any] | None:
+    return own_keys.quantized(item, now, {"use_peft": True, "load_in_4bit": True}, "bnb_4bit_quant_type",
+                              "use_bnb_nested_quant")
+
+
 OWN: Mapping[str, Own] = {
     "recipe": own_keys.fixed({"lora": {"use_peft": True}, "full": {"use_peft": False}}),
     "mixed_precision": own_keys.half,
     "sequence_length": _length,
     "padding": own_keys.fixed({"packed": {"packing": True, "packing_strategy": "bfd"}}),
     "loss": own_keys.fixed({"trl_sft": {}}),
-    "use_liger_kernel": own_keys.fixed({False: {}}),
+    "use_liger_kernel": own_keys.fixed({True: {"use_liger_kernel": True}, False: {}}),
+    "quantization": _quantized,
 }
 FORMAT = Format(
     "trl", f"TRL {RELEASE} (transformers {hf.RELEASE})", ARGUMENTS, frozenset(), rules,

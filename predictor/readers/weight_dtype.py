@@ -10,6 +10,8 @@ from predictor.workload.value_sources import READ, value
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16",
           "torch.float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+WRITTEN = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""A dtype as frameworks write it."""
 DTYPE, DTYPE_OR_AUTO = (Choice((*first, "bf16", "fp16", "fp32"), {}, DTYPES) for first in ((), ("auto",)))
 KEYS = ("dtype", "torch_dtype")
 """Key of the dtype in a ``config.json``, in transformers 5 and in earlier releases."""

@@ -110,6 +110,7 @@ class Source:
         on_every_gpu: what starts a process on every GPU of the machine, where nothing says how many there are.
         own: expresses changes of the workload in the format's keys; None if the reader cannot.
         own_lacks: whether the format has no key for a change; None if the reader cannot tell.
+        own_refusal: why a change for which the format has keys is not predicted for the framework; empty if it is.
     """
 
     format: str
@@ -123,6 +124,7 @@ class Source:
     on_every_gpu: str = ""
     own: Callable[[Mapping[str, Any]], OwnChange | None] | None = field(default=None, compare=False, repr=False)
     own_lacks: Callable[[Mapping[str, Any]], bool] | None = field(default=None, compare=False, repr=False)
+    own_refusal: Callable[[Mapping[str, Any]], str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def overridden(self) -> frozenset[str]:
@@ -147,6 +149,10 @@ class Source:
     def without_setting(self, changes: Mapping[str, Any]) -> str:
         """The framework, if it has no known setting for a change of the workload; else empty."""
         return self.framework.partition(" (")[0] if self.own_lacks and self.own_lacks(changes) else ""
+
+    def refusal(self, changes: Mapping[str, Any]) -> str:
+        """Why a change for which the format has keys is not predicted for the framework; else empty."""
+        return self.own_refusal(changes) if self.own_refusal else ""
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
@@ -198,8 +204,8 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the result's key ``source``, without the notes: the result lists them elsewhere."""
-        document = asdict(replace(self, values=(), own=None, own_lacks=None))
-        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own", "own_lacks"):
+        document = asdict(replace(self, values=(), own=None, own_lacks=None, own_refusal=None))
+        for name in ("notes", "format_keys", "applied", "on_every_gpu", "own", "own_lacks", "own_refusal"):
             del document[name]
         return document | {"values": [asdict(replace(value, value=None)) | {"value": thaw(value.value)}
                                       for value in self.values]}

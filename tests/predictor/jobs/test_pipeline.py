@@ -13,6 +13,7 @@ from predictor import Workload, predict
 from predictor.cli import main
 from predictor.common.errors import InputError
 from predictor.events.events import Factor
+from predictor.jobs import dispatch
 from predictor.jobs.survival import PAGE_BYTES
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.snapshot import read
@@ -111,7 +112,8 @@ def test_the_verdict_leaves_room_for_what_is_not_modelled(model, less, verdict, 
 
 def test_each_limit_that_the_search_for_the_smallest_memory_tries_is_told(model):
     limits: list[int] = []
-    least = predict(workload(model), minimum_capacity=True, tell=limits.append).minimum_capacity_bytes
+    job = dispatch.prepare(workload(model))
+    least = job.minimum_capacity(limits.append)
     assert limits == sorted(set(limits), reverse=True) and least == limits[-1] + PAGE_BYTES + ASSUMED_RUNTIME_BYTES
 
 
