@@ -92,6 +92,7 @@ class PeakcastCallback(TrainerCallback):
                                         self._watcher.directory())
 
         rank, ranks = loop_keys.ranks()
+        self._watcher.resume(state.global_step)
         self._watcher.begin(read, model, optimizer, rank, ranks, args.gradient_accumulation_steps,
                             lambda: first_batch(train_dataloader, samples))
         if args.eval_on_start:

@@ -59,28 +59,40 @@ def read(path: str) -> SimulatedCourse:
 
 
 class CourseWatch:
-    """Follows a training on one rank. Other ranks than the course's draw other batches, and are not compared."""
+    """Follows a training on one rank. Other ranks than the course's draw other batches, and are not compared.
 
-    def __init__(self, course: SimulatedCourse, messages: RankMessages, rank: int) -> None:
-        self._course, self._messages = course, messages
+    Nor is the reserved memory of a training that resumes from a checkpoint, because PyTorch's cache begins empty there.
+
+    Args:
+        done: steps that were done before the training resumed.
+    """
+
+    def __init__(self, course: SimulatedCourse, messages: RankMessages, rank: int, done: int = 0) -> None:
+        self._course, self._messages, self._done = course, messages, done
         self._is_on_course = self._applies = rank == course.rank
 
     def begin(self) -> None:
         """Says at the start what the course ends with."""
-        if self._applies and self._course.failure is not None:
+        failure = self._course.failure
+        if not self._applies or self._done >= len(self._course.reserved_bytes):
+            return
+        if self._done:
+            self._messages.say(f"the training resumes after step {self._done:,} with an empty cache, so its reserved "
+                               "memory is not compared with the simulated course")
+        if failure is not None and failure["step"] > self._done:
             self._messages.say(f"the simulated course {self._error()}{self._prevented()}")
 
     def after_step(self, step: int, reserved_bytes: int) -> None:
         """Compares reserved memory after a step, and warns where the course has left or nears its error.
 
         Args:
-            step: from 1 on.
+            step: of this run, from 1 on.
             reserved_bytes: what PyTorch holds now.
         """
         expected = self._course.reserved_bytes
         if not self._is_on_course:
             return
-        failure = self._course.failure
+        failure, step = self._course.failure, self._done + step
         if failure is not None and failure["step"] + bool(failure.get("evaluated")) == step:
             self._is_on_course = False
             return self._messages.say(f"step {step:,} survived, although the simulated course {self._error()}: this "
@@ -88,16 +100,16 @@ class CourseWatch:
         if step >= len(expected):
             return
         evaluates = self._course.eval_steps is not None and step % self._course.eval_steps == 0  # after this call
-        if not evaluates and abs(reserved_bytes - expected[step]) > TOLERANCE * expected[step]:
+        if not (evaluates or self._done) and abs(reserved_bytes - expected[step]) > TOLERANCE * expected[step]:
             self._is_on_course = False
             more = "more" if reserved_bytes > expected[step] else "less"
             return self._messages.say(
                 f"step {step:,}: PyTorch reserves {size_text(reserved_bytes)}, {more} than the simulated "
                 f"{size_text(expected[step])}: batches or loop differ from the simulated ones, and the course is no "
                 "longer followed")
-        if failure is not None and failure["step"] - AHEAD <= step:
-            self._messages.warn("course", f"step {step:,} is as simulated, and the simulated course "
-                                          f"{self._error()}{self._prevented()}")
+        if failure is not None and failure["step"] - AHEAD <= step <= failure["step"]:
+            so_far = f"step {step:,} is done" if self._done else f"step {step:,} is as simulated"
+            self._messages.warn("course", f"{so_far}, and the simulated course {self._error()}{self._prevented()}")
 
     def _error(self) -> str:
         failure = self._course.failure

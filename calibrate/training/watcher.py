@@ -59,6 +59,7 @@ class Watcher:
         self._directory: tempfile.TemporaryDirectory | None = None
         self._simulated: course_watch.SimulatedCourse | None = None
         self._course: CourseWatch | None = None
+        self._done = 0
         self.record: Record | None = None
 
     @property
@@ -77,6 +78,10 @@ class Watcher:
         """
         self._simulated = course_watch.read(path)
         return self
+
+    def resume(self, done: int) -> None:
+        """The training goes on from a checkpoint after so many optimizer steps. Call it before the training begins."""
+        self._done = done
 
     # --- the course of a training -------------------------------------------------------------------
 
@@ -114,8 +119,9 @@ class Watcher:
             if speaks and self._path and self._files.get(self._path, self._path) != self._path:
                 self._messages.say(f"the record of this rank goes to {named_path(self._files[self._path])}")
         with self._harmless():
-            self._course = None if self._simulated is None else CourseWatch(self._simulated, self._messages, rank)
-            if self._course is not None:
+            self._course = None
+            if self._simulated is not None:
+                self._course = CourseWatch(self._simulated, self._messages, rank, self._done)
                 self._course.begin()
         with self._harmless():
             self._predictions.start(read, first)

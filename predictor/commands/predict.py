@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
+from predictor.common.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.output, arguments.snapshot, arguments.plot):
         output.check_path(path, arguments.force)
     course = options.course(arguments)
+    if arguments.plot and not arguments.plot.lower().endswith(".svg"):
+        raise InputError("--plot writes SVG: name a file that ends in .svg")
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
     if course is not None:

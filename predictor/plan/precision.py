@@ -53,7 +53,7 @@ def tried(fixed: Mapping[str, Any], mine: Precision | None) -> tuple[Precision, 
         precisions.append(Precision(fixed["dtype"], fixed["mixed_precision"]))
     adapted = fixed.get("recipe") == "lora" or isinstance(fixed.get("lora"), Mapping)
     if adapted and fixed.get("quantization") is None:  # quantized layers were not verified under autocast
-        precisions.append(ADAPTED)
+        precisions += [NARROW, ADAPTED]  # of equal costs the first is proposed: that of predict
     precisions += TRIED
     # no set: an invalid value of the user's may not be hashable
     return tuple(precision for at, precision in enumerate(precisions) if precision not in precisions[:at])

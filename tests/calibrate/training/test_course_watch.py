@@ -28,10 +28,10 @@ def course_file(directory: Path, **changes) -> str:
     return str(path)
 
 
-def followed(path: str, reserved: list[int], rank: int = 0) -> list[str]:
+def followed(path: str, reserved: list[int], rank: int = 0, done: int = 0) -> list[str]:
     """What is said while a training reserves so much after its steps."""
     lines: list[str] = []
-    watch = CourseWatch(course_watch.read(path), RankMessages(lines.append, rank), rank)
+    watch = CourseWatch(course_watch.read(path), RankMessages(lines.append, rank), rank, done)
     watch.begin()
     for step, size in enumerate(reserved, start=1):
         watch.after_step(step, size)
@@ -65,6 +65,18 @@ def test_an_evaluation_that_should_have_failed_and_did_not_is_told_after_the_nex
     assert followed(path, [GIB] * 15)[-1].endswith(f"the simulated course {error}{CURE}")
     assert followed(path, [GIB] * 16)[-1] == (
         f"step 16 survived, although the simulated course {error}: this training differs from the simulated one")
+
+
+def test_a_resumed_training_is_told_of_the_error_and_its_reserved_memory_is_not_compared(tmp_path):
+    resumed = "the training resumes after step 4 with an empty cache, so its reserved memory is not compared with the simulated course"
+    assert followed(course_file(tmp_path), [GIB // 2] * 9, done=4) == [
+        resumed, f"the simulated course {ERROR}{CURE}", f"warning: step 5 is done, and the simulated course {ERROR}{CURE}"]
+
+
+def test_a_training_that_resumes_after_the_error_or_the_course_is_told_of_no_error(tmp_path):
+    assert followed(course_file(tmp_path), [GIB], done=15) == [
+        "the training resumes after step 15 with an empty cache, so its reserved memory is not compared with the simulated course"]
+    assert followed(course_file(tmp_path), [GIB], done=16) == []
 
 
 def test_a_course_that_survives_and_other_ranks_are_silent(tmp_path):
