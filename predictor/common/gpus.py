@@ -147,6 +147,15 @@ def are_alike(first_bytes: int, second_bytes: int) -> bool:
     return abs(first_bytes - second_bytes) <= second_bytes // 100
 
 
+def is_known(name: str) -> bool:
+    """Whether :func:`find` knows the name."""
+    try:
+        find(name)
+    except InputError:
+        return False
+    return True
+
+
 def find(name: str) -> Gpu:
     """The GPU with a name. Case, spaces, underscores and the maker's name do not matter.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
+from predictor.common import gpus
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.suggestions import quoted
 from predictor.readers import accelerate, hostfile, launchers, shell, shell_expansion
@@ -69,6 +70,9 @@ def from_words(words: Sequence[str], name: str = "the command", path: str | None
         if option in accelerate.OPTIONS or option.startswith("fsdp_"):
             launchers.check_known(name, f"--{option}", text, unknown)
     values = _flags(command.words, name, unknown)
+    gpu = values.get("gpu")
+    if path is None and isinstance(gpu, str) and gpus.is_known(gpu):
+        raise InputError(f"{name}: --gpu {gpu} stands among the training's own arguments: put it before --")
     launch = accelerate.launch(command.options, name, path) if command.launcher == "accelerate" else None
     world_size, launched_by, problem = None, "", ""
     try:

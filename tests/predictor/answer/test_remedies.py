@@ -49,7 +49,7 @@ def test_what_is_said_to_fit_is_predicted_to_fit_with_the_same_bytes(keys):
 @pytest.mark.parametrize("keys", JOBS, ids=str)
 def test_changes_that_keep_training_the_same_come_before_others(keys):
     families = changes.of(Workload(**keys))
-    ranks = [(family[0].is_hardware, bool(family[0].differs), family[0].is_other_engine) for family in families]
+    ranks = [(bool(family[0].differs), family[0].is_hardware, family[0].is_other_engine) for family in families]
     assert ranks == sorted(ranks) and (False, False, False) in ranks
 
 
@@ -291,6 +291,35 @@ def test_a_change_for_which_the_framework_has_no_setting_says_so(tmp_path):
     said = "inputs of checkpoints → host"
     assert named[said] == f"{said}, for which LLaVA 1.2 has no known setting: change the code"
     assert all(after == before for before, after in named.items() if "GPU" in before or "a100" in before)
+
+
+def trl_job(tmp_path, **keys) -> Workload:
+    """Adapters by TRL on an RTX 4090, over fp32 weights, as its defaults are."""
+    (tmp_path / "sft.yaml").write_text(json.dumps({
+        "model_name_or_path": "Qwen/Qwen2.5-7B", "per_device_train_batch_size": 1, "max_length": 1024, "use_peft": True, "output_dir": "x"}))
+    read, source = readers.read(path=str(tmp_path / "sft.yaml"), form="trl")
+    return Workload.from_mapping({"gpu": "rtx-4090", **read, **keys}).read_from(source)
+
+
+def test_a_setting_of_the_framework_that_is_not_predicted_is_not_said_to_be_missing(tmp_path):
+    source = trl_job(tmp_path).source
+    for keys, name in (({"quantization": changes.QLORA}, "load_in_4bit"), ({"use_liger_kernel": True}, "use_liger_kernel")):
+        assert source.refusal(keys).startswith(f"sft.yaml: {name} True is not supported: ") and not source.without_setting(keys)
+    assert not source.refusal({"sequence_length": 512})
+
+
+def test_frozen_weights_may_have_the_dtype_that_autocast_computes_in(tmp_path):
+    (of_adapters,) = (family[0] for family in changes.of(trl_job(tmp_path)) if "dtype" in family[0].keys)
+    assert of_adapters.differs == "frozen weights in bf16, in which autocast computes"
+    keys, own = changes.said(trl_job(tmp_path), of_adapters.keys)
+    assert own is not None and (keys, own.text, own.where) == ({"dtype": "bf16"}, "dtype: bfloat16", "sft.yaml")
+    assert not any("dtype" in family[0].keys for family in changes.of(trl_job(tmp_path, recipe="full", lora=None)))
+
+
+def test_a_larger_gpu_beside_another_change_leaves_that_in_the_users_own_words(tmp_path):
+    keys, own = changes.said(trl_job(tmp_path), {"gpu": "l40s", "sequence_length": 512})
+    assert own is not None and own.text == "--gpu l40s and max_length: 512"
+    assert keys == {"gpu": "l40s", "sequence_length": 512}
 
 
 def test_changes_that_keep_training_are_made_together_though_a_single_other_change_fits():

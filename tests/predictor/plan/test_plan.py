@@ -142,6 +142,13 @@ def test_where_nothing_fits_the_closest_survives_with_the_memory_it_is_said_to_n
     assert "offload" in found.kept and "zero_stage" in found.kept
 
 
+def test_the_closest_needs_no_more_than_a_setting_that_its_states_alone_rule_out():
+    given = {"model": "llama-3.1-8b", "recipe": "full", "sequence_length": 2048}
+    found = plan(given | {"gpu": "rtx-3060"}, trace=False)
+    plain = predict(Workload.from_mapping(given | {"per_device_train_batch_size": 1}), minimum_capacity=True)
+    assert found.closest.prediction.minimum_capacity_bytes <= plain.minimum_capacity_bytes
+
+
 @pytest.mark.parametrize("keys, searched, said", [
     ({}, {"global_batch_size": 7}, "not a multiple of data_parallel_size 8"), ({}, {"maximize": "sequence"}, "sequence_length is given, too"),
     ({"per_device_train_batch_size": 3}, {"global_batch_size": 32}, "not a multiple of data_parallel_size 8 x 3"),

@@ -93,6 +93,22 @@ def test_keys_of_trl_in_a_file_are_refused(tmp_path):
         readers.read(path=str(path))
 
 
+def test_adapters_beside_a_dataset_in_a_file_are_trls_and_those_of_a_script_are_its_own(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("model_name_or_path: gpt2\nmax_length: 64\noutput_dir: x\nuse_peft: true\ndataset_name: y\n")
+    with pytest.raises(InputError, match="job.yaml: what has use_peft and dataset_name trains with TRL's SFTConfig"):
+        readers.read(path=str(path))
+    words = "python train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --use_peft True --dataset_name y"
+    assert readers.read(words=words.split())[0]["recipe"] == "lora"
+
+
+def test_a_gpu_among_the_arguments_of_the_training_is_refused():
+    words = "python train.py --model_name_or_path gpt2 --max_length 64 --output_dir x --gpu"
+    with pytest.raises(InputError, match="--gpu h100-80gb stands among the training's own arguments: put it before --"):
+        readers.read(words=[*words.split(), "h100-80gb"])
+    readers.read(words=[*words.split(), "0"])  # a script may have an option of this name
+
+
 @pytest.mark.parametrize("command", [
     "python train.py", "torchrun --nproc_per_node 2 examples/pytorch/language-modeling/run_clm.py --dataset_name a --dataset_config_name b",
     "python finetune.py --use_peft --lora_target_modules q_proj --dtype bfloat16", "python sft_train.py", "python -m mine.train", "./train.py --my_thing 1"])
