@@ -304,16 +304,16 @@ def trl_job(tmp_path, **keys) -> Workload:
 def test_a_setting_of_the_framework_that_is_not_predicted_is_not_said_to_be_missing(tmp_path):
     source = trl_job(tmp_path).source
     for keys, name in (({"quantization": changes.QLORA}, "load_in_4bit"), ({"use_liger_kernel": True}, "use_liger_kernel")):
-        assert source.refusal(keys).startswith(f"sft.yaml: {name} True is not supported: ") and not source.without_setting(keys)
+        assert f"sft.yaml: {name} True is not supported: " in source.refusal(keys) and not source.without_setting(keys)
     assert not source.refusal({"sequence_length": 512})
 
 
 def test_frozen_weights_may_have_the_dtype_that_autocast_computes_in(tmp_path):
-    (of_adapters,) = (family[0] for family in changes.of(trl_job(tmp_path)) if "dtype" in family[0].keys)
+    (of_adapters,) = (family[0] for family in changes.of(trl_job(tmp_path)) if family[0].keys.keys() == {"dtype"})
     assert of_adapters.differs == "frozen weights in bf16, in which autocast computes"
     keys, own = changes.said(trl_job(tmp_path), of_adapters.keys)
-    assert own is not None and (keys, own.text, own.where) == ({"dtype": "bf16"}, "dtype: bfloat16", "sft.yaml")
-    assert not any("dtype" in family[0].keys for family in changes.of(trl_job(tmp_path, recipe="full", lora=None)))
+    assert own is not None and (keys, own.text, own.where.rpartition("/")[2]) == ({"dtype": "bf16"}, "dtype: bfloat16", "sft.yaml")
+    assert not any(family[0].keys.keys() == {"dtype"} for family in changes.of(trl_job(tmp_path, recipe="full", lora=None)))
 
 
 def test_a_larger_gpu_beside_another_change_leaves_that_in_the_users_own_words(tmp_path):
