@@ -239,12 +239,12 @@ def _not_simulated(start: _Trial, family: Sequence[Change], progress: Progress |
     """The last change of a family if that needs no simulation; else one without a verdict: the smallest GPU that may
     do, or the last change. Another engine is not even composed."""
     assert start.tried is not None  # only predicted trials are continued
-    before = start.tried.before
     if family[-1].is_other_engine:
         return _untried(start, family[-1]).for_later()
     if "gpu" in family[0].keys:
         family = _large_enough(start.tried, family)[:1] or family
-    trial = _untried(start, family[-1]) if before.seconds >= LATEST_SECONDS else _try(start, family[-1], progress)
+    is_late = start.tried.before.seconds >= LATEST_SECONDS
+    trial = _untried(start, family[-1]) if is_late else _try(start, family[-1], progress)
     if trial.why_not or (trial.room_bytes or 0) < 0:
         return trial
     return trial.for_later()
@@ -256,6 +256,13 @@ def _large_enough(tried: Tried, family: Sequence[Change]) -> Sequence[Change]:
     return [change for change in family if gpus.find(change.keys["gpu"]).capacity_bytes >= enough]
 
 
+def _smallest_gpu(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
+    """The smallest GPU of a family that fits; if none does, the largest."""
+    assert start.tried is not None  # only predicted trials are continued
+    trials = (_try(start, change, progress) for change in _large_enough(start.tried, family))
+    return next((trial for trial in trials if trial.fits), None) or _try(start, family[-1], progress)
+
+
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
     """The first change of a family that fits; if none does, the last that needs a trace, or else the last predicted."""
     @cache
@@ -264,9 +271,7 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
         return _try(start, family[len(family) - size], progress)
 
     if "gpu" in family[0].keys:
-        assert start.tried is not None  # only predicted trials are continued
-        family = _large_enough(start.tried, family) or family
-        return next((one for size in range(len(family), 0, -1) if (one := trial(size)).fits), None) or trial(1)
+        return _smallest_gpu(start, family, progress)
     least = next((size for size in range(1, len(family)) if not trial(size).why_not), len(family))
     fitting = largest_size.largest(lambda size: trial(size).room_bytes, lambda size: trial(size).fits,
                                    least, len(family), lambda size: trial(size).shortage_bytes)

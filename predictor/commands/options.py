@@ -361,7 +361,7 @@ def add_course(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="the sampler's seed (default: 42, as the Trainer's)")
     group.add_argument("--drop-last", action="store_true", help="leave out an incomplete last batch of an epoch")
     group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
-                       "(default: as many as take about a minute, 3 to 20)")
+                       "(default: 3 to 20, the fewer the longer the course)")
     group.add_argument("--empty-cache-steps", type=int, metavar="N", help="the Trainer's torch_empty_cache_steps")
     group.add_argument("--eval-samples", metavar="FILE", help="evaluate on these samples between the steps, in batches "
                        "of --per-device-eval-batch-size (default: 8)")
