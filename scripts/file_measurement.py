@@ -93,6 +93,7 @@ def check(record: Record, name: str) -> None:
     if record.job.device.injected:
         raise InputError(f"{name}: has injected differences: it is no measurement of that GPU")
     try:
+        record.check_model()
         record.check_shapes()
     except InputError as error:
         raise InputError(f"{name}: {error}") from None

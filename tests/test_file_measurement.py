@@ -84,6 +84,17 @@ def test_what_is_no_measurement_of_a_real_gpu_is_rejected(job, message, record, 
     assert message in capsys.readouterr().err and not folder.exists()
 
 
+def test_a_model_in_python_is_neither_run_nor_filed(record, tmp_path, capsys):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make(batch, sequence): ...\n")
+    path, folder = Path(record()), tmp_path / "contributed"
+    document = json.loads(path.read_text())
+    document["workload"]["model"] = f"{tmp_path / 'evil.py'}:make"
+    path.write_text(json.dumps(document))
+    assert file_measurement.main([str(path), *SOURCE], folder) == 2
+    assert "is code, which is not run because a record names it" in capsys.readouterr().err
+    assert not folder.exists() and not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "nonsense"])
 def test_what_is_no_record_is_rejected_in_one_line(content, tmp_path, capsys):
     path = tmp_path / "run.json"

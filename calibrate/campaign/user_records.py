@@ -26,7 +26,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
 
     Raises:
         InputError: a file is no record, or its job ran out of memory, was not predicted, or had batches of several
-            shapes.
+            shapes, or its model is code.
     """
     return [row_of(records.read(path), file_name(path)) for path in paths]
 
@@ -39,6 +39,7 @@ def row_of(record: Record, name: str) -> Row:
         raise InputError(f"{name}: it was not predicted ({record.not_predicted or 'nothing was measured'}): leave it "
                          "out")
     try:
+        record.check_model()
         record.check_shapes()
     except InputError as error:
         raise InputError(f"{name}: {error}: leave it out") from None

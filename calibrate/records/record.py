@@ -12,8 +12,9 @@ from calibrate.records.moment_peaks import MomentPeaks
 from predictor.common.errors import InputError
 from predictor.common.files import read_mapping
 from predictor.common.json_dataclasses import from_plain, to_plain
-from predictor.common.suggestions import file_name, version_text
+from predictor.common.suggestions import file_name, quoted, version_text
 from predictor.events.events import Moment
+from predictor.workload.code_names import is_code_name
 
 SCHEMA_VERSION = 1
 
@@ -191,6 +192,16 @@ class Record:
         if evaluated != ((shape_text(size, tokens),) if size else ()):
             raise InputError(f"batches of {', '.join(evaluated) or 'nothing'} were evaluated, but the workload has "
                              f"per_device_eval_batch_size {size}, sequence_length {tokens}")
+
+    def check_model(self) -> None:
+        """Rejects a model in Python: predicting it would run what somebody else's file names.
+
+        Raises:
+            InputError: the model is code.
+        """
+        model = str(self.workload.get("model"))
+        if is_code_name(model):
+            raise InputError(f"its model {quoted(model, 200)} is code, which is not run because a record names it")
 
     def peak(self, counter: str) -> Peak:
         """The largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``, and its first moment."""

@@ -70,7 +70,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
-        cautions=cautions(job, outcome.verdict, bound.most),
+        cautions=cautions(job, outcome.verdict, bound),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 

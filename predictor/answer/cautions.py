@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from predictor.answer.loop_difference import other_loops
-from predictor.answer.prediction import Caution
+from predictor.answer.prediction import Bound, Caution
+from predictor.jobs.survival import FITS, UNCERTAIN
 from predictor.jobs.training_job import Job
 from predictor.workload.value_sources import Source
 
@@ -13,32 +14,36 @@ MOST = 3
 """Cautions of one prediction; the largest are kept."""
 
 
-def cautions(job: Job, verdict: str | None, reserved_bytes: int) -> tuple[Caution, ...]:
-    """What could turn ``fits`` into another verdict, the largest first; empty for any other verdict.
+def cautions(job: Job, verdict: str | None, reserved: Bound) -> tuple[Caution, ...]:
+    """What could turn ``fits`` into another verdict, or ``uncertain`` into ``does_not_fit``, the largest first.
 
     Args:
-        reserved_bytes: upper end of the predicted reserved peak.
+        reserved: the predicted reserved peak.
     """
-    if verdict != "fits":
+    free = None if verdict is None else _free_bytes(job, verdict, reserved)
+    if free is None or verdict is None:
         return ()
-    free = _free_bytes(job, reserved_bytes)
-    loops = (caution for caution in other_loops(job, free) if caution.more_bytes > free)
-    seen = [*loops, *of_framework(job, job.workload.source, reserved_bytes)]
+    loops = (caution for caution in other_loops(job, free, verdict) if caution.more_bytes > free)
+    seen = [*loops, *of_framework(job, job.workload.source, reserved, verdict)]
     return tuple(sorted(seen, key=lambda caution: -caution.more_bytes)[:MOST])
 
 
-def of_framework(job: Job, source: Source | None, reserved_bytes: int) -> Iterator[Caution]:
-    """What the user's framework may take beyond a job that surely fits, where it is enough to change that.
+def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str = FITS) -> Iterator[Caution]:
+    """What the user's framework may take beyond a job, where it is enough to change the verdict.
 
     Arguments are those of :func:`cautions`, with the configuration that the workload's values came from.
     """
-    free = _free_bytes(job, reserved_bytes)
-    for note in source.notes if source else ():
+    free = _free_bytes(job, verdict, reserved)
+    for note in source.notes if source and free is not None else ():
         more = note.more_bytes(job.workload) if note.more_bytes else 0
-        if more > free:
-            yield Caution(note.about(job.workload), more, free)
+        if free is not None and more > free:
+            yield Caution(note.about(job.workload), more, free, verdict=verdict)
 
 
-def _free_bytes(job: Job, reserved_bytes: int) -> int:
-    assert job.workload.capacity is not None  # only a job with a capacity fits
-    return job.workload.capacity - reserved_bytes - job.margin.runtime_high
+def _free_bytes(job: Job, verdict: str, reserved: Bound) -> int | None:
+    """Bytes that may be reserved more while the verdict stays; None if no number of them changes it."""
+    capacity = job.workload.capacity
+    if verdict == FITS and capacity is not None:
+        return capacity - reserved.most - job.margin.runtime_high
+    at_best = None if verdict != UNCERTAIN or capacity is None else job.margin.limits(capacity)[1]
+    return None if at_best is None else max(0, at_best - reserved.bytes)

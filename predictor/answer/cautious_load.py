@@ -9,7 +9,7 @@ from predictor.answer import largest_size
 from predictor.answer.cautions import of_framework
 from predictor.answer.largest_size import Attempt, Tried, attempts
 from predictor.answer.loop_difference import loops, with_loop
-from predictor.answer.prediction import Caution
+from predictor.answer.prediction import Bound, Caution
 from predictor.common.errors import InputError
 from predictor.jobs.training_job import Job
 
@@ -69,7 +69,7 @@ class _Cautious:
         """Whether a size surely fits with each loop, and with what a framework may take."""
         jobs = self._jobs(units)
         return jobs is not None and all(job.room_bytes >= 0 and job.fits for job in reversed(jobs)) and _framework(
-            jobs[0], jobs[0].reserved.most) is None
+            jobs[0], jobs[0].reserved) is None
 
     def room_bytes(self, units: int) -> int | None:
         """An upper bound on what a size leaves free; None if it is not predicted."""
@@ -84,14 +84,14 @@ class _Cautious:
         lacking = [job.shortage_bytes for job in jobs if job.shortage_bytes is not None]
         if lacking:
             return max(lacking)
-        caution = _framework(jobs[0], jobs[0].likely_reserved.most)
+        caution = _framework(jobs[0], jobs[0].likely_reserved)
         return None if caution is None else caution.more_bytes - caution.free_bytes
 
 
-def _framework(tried: Tried, reserved_bytes: int) -> Caution | None:
+def _framework(tried: Tried, reserved: Bound) -> Caution | None:
     """What a framework may take beyond a job that surely fits; None if that is not enough to change it."""
     job = tried.job
-    return next(of_framework(job, job.workload.source, reserved_bytes), None)
+    return next(of_framework(job, job.workload.source, reserved), None)
 
 
 def _with_loop(attempt: Attempt, loop: dict[str, str], size: int) -> Job:

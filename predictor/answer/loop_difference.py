@@ -27,33 +27,34 @@ CAST = "aten::_to_copy"
 _BACKWARD = MOMENTS.index(Moment.BACKWARD)
 
 
-def other_loops(job: Job, free_bytes: int) -> Iterator[Caution]:
-    """Loops with which the job would no longer surely fit, and the bytes that each reserves more.
+def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caution]:
+    """Loops with which the job would no longer surely fit, or surely not fit, and the bytes that each reserves more.
 
     Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. First a loop
     that keeps the model's output; then, if it takes notably more, one that keeps gradients, too. Nothing if the loop
     is known.
 
     Args:
-        job: surely fits; its workload has a capacity.
-        free_bytes: bytes that may be reserved more while it surely fits. Nothing is simulated if the tensors of no
-            other loop take more than this.
+        job: surely fits, or may fit; its workload has a capacity.
+        free_bytes: bytes that may be reserved more while it does. Nothing is simulated if the tensors of no other loop
+            take more than this.
+        verdict: its verdict.
     """
     if not is_assumed(job) or _most(job) <= free_bytes:
         return
-    keep, outputs = _first_that_dies(job, free_bytes, "after_step")
+    keep, outputs = _first_that_dies(job, free_bytes, verdict, "after_step")
     if keep:
         yield Caution(f"the model's output is assumed to be freed before backward; {KEEPING[keep]} keeps it "
                       f"(keep_outputs {keep})", outputs, free_bytes,
-                      f"the loop keeps the model's output (keep_outputs {keep})")
+                      f"the loop keeps the model's output (keep_outputs {keep})", verdict)
     if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
-    keep, both = _first_that_dies(job, free_bytes, "before_backward")
+    keep, both = _first_that_dies(job, free_bytes, verdict, "before_backward")
     if keep and both > outputs * (1 + NOTABLE):
         keys = f"keep_outputs {keep}, zero_grad before_backward"
         yield Caution("gradients are assumed to be freed right after the optimizer step; optimizer.zero_grad() before "
                       f"loss.backward() keeps them, and {KEEPING[keep]} keeps the output ({keys})", both, free_bytes,
-                      f"the loop keeps gradients and the model's output ({keys})")
+                      f"the loop keeps gradients and the model's output ({keys})", verdict)
 
 
 def loops(job: Job) -> tuple[Mapping[str, str], ...]:
@@ -64,18 +65,21 @@ def loops(job: Job) -> tuple[Mapping[str, str], ...]:
     return tuple({"keep_outputs": keep, "zero_grad": zero_grad} for zero_grad in zeroed for keep in KEEPING)
 
 
-def _first_that_dies(job: Job, free_bytes: int, zero_grad: str) -> tuple[str, int]:
-    """The first ``keep_outputs`` with which the job does not surely fit, and the bytes that it reserves more.
+def _first_that_dies(job: Job, free_bytes: int, verdict: str, zero_grad: str) -> tuple[str, int]:
+    """The first ``keep_outputs`` with which the verdict is a worse one, and the bytes that it reserves more.
 
     Without one an empty name and 0.
     """
-    assert job.workload.capacity is not None  # only a job with a capacity fits
+    capacity = job.workload.capacity
+    assert capacity is not None  # only a job with a capacity fits
     for keep in KEEPING:
         other = with_loop(job, keep_outputs=keep, zero_grad=zero_grad)
         outcome = None if other is None else other.judge()
-        if outcome is not None and outcome.verdict != FITS:
+        if outcome is not None and outcome.verdict not in (FITS, verdict):
             reserved = outcome.reserved.bytes if outcome.reserved.high is None else outcome.reserved.high
-            return keep, job.margin.capacity(reserved) - (job.workload.capacity - free_bytes)
+            beyond = job.margin.capacity(reserved) - capacity if verdict == FITS else reserved - (
+                job.margin.limits(capacity)[1] or reserved)
+            return keep, free_bytes + beyond
     return "", 0
 
 

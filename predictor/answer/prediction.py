@@ -266,12 +266,14 @@ class Caution:
         more_bytes: bytes by which the job may need more than was predicted.
         free_bytes: bytes that the job may need more while the verdict stays.
         name: the cause in a few words; empty if ``text`` is short.
+        verdict: the verdict that it can turn into another: ``fits``, or ``uncertain``, which becomes ``does_not_fit``.
     """
 
     text: str
     more_bytes: int
     free_bytes: int
     name: str = ""
+    verdict: str = "fits"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class _Trial:
             remedy = replace(
                 remedy, peak_allocated_bytes=self.peaks.allocated_bytes, peak_reserved_bytes=reserved.bytes,
                 peak_reserved_bytes_high=reserved.high,
-                cautions=cautions.cautions(job, FITS, reserved.most))
+                cautions=cautions.cautions(job, FITS, reserved))
         return remedy
 
 

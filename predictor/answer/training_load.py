@@ -151,7 +151,7 @@ def _caution(attempt: Attempt, size: int) -> Caution | None:
     """What the user's loop or framework may take beyond a load that fits, where it is enough to change that."""
     tried = attempt(size)
     assert isinstance(tried, Tried)  # it fits
-    return next(iter(cautions(tried.job, FITS, tried.reserved.most)), None)
+    return next(iter(cautions(tried.job, FITS, tried.reserved)), None)
 
 
 def _less_sure(what: str, attempt: Attempt, size: int) -> tuple[str, ...]:

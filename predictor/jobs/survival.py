@@ -26,8 +26,8 @@ PAGE_BYTES = 2 << 20
 """Segments are multiples of 2 MiB, so capacities between two multiples make no difference."""
 
 NO_PROFILE = Margin()
-FITS = "fits"
-"""The verdict of a job that surely fits."""
+FITS, UNCERTAIN = "fits", "uncertain"
+"""The verdicts of a job that surely fits, and of one that fits with the most memory that PyTorch may get."""
 
 RunsAt = Callable[[int | None], Sequence[Run]]
 """Gives the composed runs of the ranks to simulate, the one to report first, for the bytes that PyTorch can reserve
@@ -165,7 +165,7 @@ def judge(runs_at: RunsAt, settings: AllocatorSettings, capacity_bytes: int | No
         return replace(certain, verdict=FITS)
     survivor = next((one for one in (possible, certain) if one.simulation.failed_at is None), None)
     if survivor is not None:
-        return replace(survivor, verdict="uncertain", failure=possible.failure or certain.failure)
+        return replace(survivor, verdict=UNCERTAIN, failure=possible.failure or certain.failure)
     failing_first = sorted(runs, key=lambda run: run is not possible.run)
     return replace(_worst(plays, None, failing_first), verdict="does_not_fit", failure=possible.failure)
 

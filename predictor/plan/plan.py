@@ -295,7 +295,7 @@ def _with_cautions(best: Configuration, source: Source | None, memory: Memory) -
     """The configuration with what the user's framework may take beyond it, too."""
     shape, prediction = best.candidate, best.prediction
     job = memory.job(best.setting, Point(shape.batch, shape.sequence), shape.accumulation)
-    more = of_framework(job, source, prediction.reserved.most)
+    more = of_framework(job, source, prediction.reserved)
     return replace(best, prediction=replace(prediction, cautions=(*prediction.cautions, *more)))
 
 

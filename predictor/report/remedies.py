@@ -19,8 +19,9 @@ LONG = 100
 
 def caution(row: Caution) -> str:
     """A caution as a sentence, with its bytes."""
-    return (f"Caution: {row.text}. With {size_text(row.free_bytes)} more than predicted it would no longer surely fit; "
-            f"this may take {size_text(row.more_bytes)} more.")
+    then = "it would no longer surely fit" if row.verdict == "fits" else "it would surely not fit"
+    return (f"Caution: {row.text}. With {size_text(row.free_bytes)} more than predicted {then}; this may take "
+            f"{size_text(row.more_bytes)} more.")
 
 
 def short(judged: Sequence[Remedy] | None, mode: str = "training", *, to_check: str = "add --remedies",

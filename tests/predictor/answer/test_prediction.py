@@ -9,6 +9,7 @@ import pytest
 
 from predictor import Workload, predict
 from predictor.answer.prediction import Bound, Prediction
+from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from tests.predictor import samples
 
 COUNTERS = ("requested", "allocated", "reserved", "device")
@@ -68,3 +69,14 @@ def test_the_lower_end_of_a_whole_is_no_less_than_that_of_its_part():
     assert Bound(10, 5, 15).not_below(Bound(9, 7, 11)) == Bound(10, 7, 15)
     assert Bound(10, 8, 15).not_below(Bound(9, 7, 11)) == Bound(10, 8, 15)
     assert Bound(10).not_below(Bound(9, 7, 11)) == Bound(10)
+
+
+def test_a_loop_that_turns_an_uncertain_verdict_into_does_not_fit_is_told_with_its_bytes():
+    workload = Workload(model="llava-1.5-7b", recipe="finetune", per_device_train_batch_size=16, sequence_length=2048, zero_stage=2, data_parallel_size=8)
+    capacity = predict(workload, minimum_capacity=True).minimum_capacity_bytes - ASSUMED_RUNTIME_BYTES
+    uncertain, kept = (predict(workload.replace(capacity_bytes=capacity, **keys)) for keys in ({}, {"keep_outputs": "next_forward"}))
+    assert (uncertain.verdict, kept.verdict) == ("uncertain", "does_not_fit")
+    (caution,) = uncertain.cautions
+    assert caution.verdict == "uncertain" and caution.more_bytes == kept.reserved.bytes - uncertain.reserved.bytes
+    assert 0 < caution.free_bytes < min(caution.more_bytes, capacity - uncertain.reserved.bytes)
+    assert not predict(workload.replace(capacity_bytes=capacity, keep_outputs="none")).cautions
