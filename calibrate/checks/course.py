@@ -56,11 +56,11 @@ MERGED_SIDE = 28
 """Pixels of a side that Qwen2.5-VL makes one token of."""
 HEAD = """# Courses, measured and simulated
 
-Jobs of few layers with another batch in every step, on the emulated H100: what PyTorch's own counters said after each
-step, beside the simulated course (`peakcast predict --samples FILE --steps N`). Compared are what tensors requested and
-blocks held at most in the step, and what blocks and segments held after it, in bytes. A job with little memory must run
-out of it in the simulated micro-step, asking for as many bytes. Made by `python scripts/check.py course` on {date} from
-`evidence/course.jsonl`, which has the date and software of each measurement.
+Jobs, most of few layers, with another batch in every step, on the emulated H100: what PyTorch's own counters said after
+each step, beside the simulated course (`peakcast predict --samples FILE --steps N`). Compared are what tensors
+requested and blocks held at most in the step, and what blocks and segments held after it, in bytes. A job with little
+memory must run out of it in the simulated micro-step, asking for as many bytes. Made by `python scripts/check.py
+course` on {date} from `evidence/course.jsonl`, which has the date and software of each measurement.
 
 | line | job | rank | steps | steps that differ | first difference | out of memory | reserved at the end |
 | --- | --- | ---: | ---: | ---: | --- | --- | ---: |

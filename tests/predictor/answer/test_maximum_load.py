@@ -113,7 +113,7 @@ def test_prompts_that_are_not_predicted_end_the_search_only_if_the_next_does_not
     monkeypatch.setattr("predictor.jobs.inference_job.InferenceJob.fitting", lambda job, ranks: (
         Peaks(0, 0, 0) if job.workload.sequence_length <= most else Shortage(0, 0)))
     monkeypatch.setattr("predictor.answer.largest_size.Tried.of", lambda job, before: largest_size.Tried(
-        job, most - job.workload.sequence_length, before, 0))
+        job, most - job.workload.sequence_length, before, 0, [0]))
     job = dispatch.prepare(asked(str(path), sequence_length=50, max_new_tokens=128, capacity_bytes=80 << 30))
     assert inference_job.unpredicted_prompts([256], 128) == [(130, 191)]
     assert maximum_load.longest_prompt(job).size == longest
