@@ -177,16 +177,19 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
     """
     if workload.capacity is None:
         raise InputError("remedies need a GPU: add --gpu NAME or --capacity-bytes SIZE")
-    trials: list[_Trial] = []
+    trials, looked_at = list[_Trial](), set[str]()
     with store.existing_only(not trace):
         before = Simulated(longest_seconds=math.inf if every else LONGEST_SECONDS, tell=tell)
         start = _Trial(workload, (), {}, tried=Tried.of(dispatch.prepare(workload, progress), before))
         for trial in _singles(start, progress, quick=not every and not trace):
+            looked_at.add(trial.made[-1].text)
             trials += [] if trial.is_outdone(trials) else [trial]
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
+        rest = [family[-1] for family in _families(start) if looked_at.isdisjoint(change.text for change in family)]
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
             trials += _together(start, trials, progress, every=every)
+        trials += [_untried(start, change).for_later() for change in rest]
     ordered = sorted(trials, key=lambda trial: (
         any(change.differs for change in trial.made), any(change.is_hardware for change in trial.made)))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))
@@ -202,11 +205,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
             ``quick`` no other GPUs.
     """
     assert start.tried is not None  # only predicted trials are continued
-    workload = start.tried.job.workload
-    families = changes.of(workload)
-    if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
-        families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
-    families = [lesser for family in families
+    families = [lesser for family in _families(start)
                 if (lesser := _lesser(family, fitting)) and not _is_made(family[0], start.keys)]
     if quick and fitting:
         families = [family for family in families if not family[0].is_hardware]
@@ -222,6 +221,16 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
             trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
             any_fits |= trial.fits
             yield trial
+
+
+def _families(start: _Trial) -> list[tuple[Change, ...]]:
+    """The families of changes of the job that was tried."""
+    assert start.tried is not None  # only predicted trials are continued
+    workload = start.tried.job.workload
+    families = changes.of(workload)
+    if learned.is_learned_file(workload.model):  # only its allocator is free, and its shape where it varied
+        families = [family for family in families if family[0].keys.keys() <= {"allocator_conf"}]
+    return families
 
 
 def _is_made(change: Change, keys: Mapping[str, Any]) -> bool:
@@ -281,9 +290,12 @@ def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress
 
 
 def _untried(start: _Trial, change: Change) -> _Trial:
-    """One more change, not predicted yet."""
-    keys, own = changes.said(start.asked, {**start.keys, **change.keys})
-    return _Trial(start.asked, (*start.made, change), keys, own)
+    """One more change, not predicted yet. A framework that has words for all changes decides further keys by them."""
+    made = (*start.made, change)
+    keys, own = changes.said(start.asked, {key: item for one in made for key, item in one.keys.items()})
+    if own is None:
+        keys, own = changes.said(start.asked, {**start.keys, **change.keys})
+    return _Trial(start.asked, made, keys, own)
 
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
