@@ -59,9 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files go away
     workload = _recorded(arguments)
+    tell = output.searching()
     prediction = predict(workload, history=bool(arguments.snapshot), minimum_capacity=arguments.minimum_capacity,
-                         tell=output.searching())
-    prediction = with_remedies(prediction, workload, every=arguments.remedies, tell=output.searching())
+                         tell=tell)
+    prediction = with_remedies(prediction, workload, every=arguments.remedies, tell=tell)
     if prediction.history is not None:
         from predictor import snapshot
 

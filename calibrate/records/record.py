@@ -14,7 +14,7 @@ from predictor.common.files import read_mapping
 from predictor.common.json_dataclasses import from_plain, to_plain
 from predictor.common.suggestions import file_name, quoted, version_text
 from predictor.events.events import Moment
-from predictor.workload.code_names import is_code_name
+from predictor.workload.code_names import NOT_RUN, is_code_name
 
 SCHEMA_VERSION = 1
 
@@ -201,7 +201,7 @@ class Record:
         """
         model = str(self.workload.get("model"))
         if is_code_name(model):
-            raise InputError(f"its model {quoted(model, 200)} is code, which is not run because a record names it")
+            raise InputError(f"its model {quoted(model, 200)} {NOT_RUN}")
 
     def peak(self, counter: str) -> Peak:
         """The largest value of ``requested_bytes``, ``allocated_bytes`` or ``reserved_bytes``, and its first moment."""

@@ -20,7 +20,7 @@ def cautions(job: Job, verdict: str | None, reserved: Bound) -> tuple[Caution, .
     Args:
         reserved: the predicted reserved peak.
     """
-    free = None if verdict is None else _free_bytes(job, verdict, reserved)
+    free = _free_bytes(job, verdict, reserved)
     if free is None or verdict is None:
         return ()
     loops = (caution for caution in other_loops(job, free, verdict) if caution.more_bytes > free)
@@ -34,16 +34,20 @@ def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str 
     Arguments are those of :func:`cautions`, with the configuration that the workload's values came from.
     """
     free = _free_bytes(job, verdict, reserved)
-    for note in source.notes if source and free is not None else ():
+    if source is None or free is None:
+        return
+    for note in source.notes:
         more = note.more_bytes(job.workload) if note.more_bytes else 0
-        if free is not None and more > free:
+        if more > free:
             yield Caution(note.about(job.workload), more, free, verdict=verdict)
 
 
-def _free_bytes(job: Job, verdict: str, reserved: Bound) -> int | None:
+def _free_bytes(job: Job, verdict: str | None, reserved: Bound) -> int | None:
     """Bytes that may be reserved more while the verdict stays; None if no number of them changes it."""
     capacity = job.workload.capacity
-    if verdict == FITS and capacity is not None:
+    if capacity is None or verdict not in (FITS, UNCERTAIN):
+        return None
+    if verdict == FITS:
         return capacity - reserved.most - job.margin.runtime_high
-    at_best = None if verdict != UNCERTAIN or capacity is None else job.margin.limits(capacity)[1]
+    _, at_best = job.margin.limits(capacity)
     return None if at_best is None else max(0, at_best - reserved.bytes)

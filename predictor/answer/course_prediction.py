@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from predictor.answer.answer import answer, device_bound
@@ -10,7 +9,7 @@ from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.prediction import Bound, Prediction
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
+from predictor.common.progress import Progress, Tell, silent
 from predictor.common.suggestions import quoted
 from predictor.course.course import Request, Simulation
 from predictor.course.evaluation import BATCH
@@ -24,7 +23,7 @@ LEFT_OUT = "The job's evaluations are left out: add --eval-samples FILE and --ev
 
 
 def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
-                   tell: Callable[[str], None] = lambda _: None) -> Prediction:
+                   tell: Tell = silent) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
 
     The prediction is for the drawn batch that requests the most memory. Its reserved bytes and its verdict are those of

@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.output, arguments.picture):
         output.check_path(path, arguments.force)
     output.check_different(arguments.picture, arguments.output, "--picture and -o")
-    if arguments.picture and not arguments.picture.endswith(".svg"):
-        raise InputError("--picture writes SVG: name a file that ends in .svg")
+    output.check_svg(arguments.picture, "--picture")
     workload = options.workload(arguments)
     from predictor.answer.predict import predict
 

@@ -163,6 +163,16 @@ def progress(shapes: Sequence[Any]) -> Iterable[Any]:
     return Told().tracing(shapes)
 
 
+def check_svg(path: str | None, option: str) -> None:
+    """Rejects a picture's name that does not end in ``.svg``.
+
+    Raises:
+        InputError: names the option.
+    """
+    if path and not path.lower().endswith(".svg"):
+        raise InputError(f"{option} writes SVG: name a file that ends in .svg")
+
+
 def searching() -> Tell:
     """Says what a search tries, as :class:`Told`."""
     told = Told()

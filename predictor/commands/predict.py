@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from predictor.commands import options, output
-from predictor.common.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.output, arguments.snapshot, arguments.plot):
         output.check_path(path, arguments.force)
     course = options.course(arguments)
-    if arguments.plot and not arguments.plot.lower().endswith(".svg"):
-        raise InputError("--plot writes SVG: name a file that ends in .svg")
+    output.check_svg(arguments.plot, "--plot")
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
     workload = options.workload(arguments)
     if course is not None:
@@ -85,13 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
     from predictor.answer.predict import predict
     from predictor.answer.remedies import with_remedies
 
+    tell = output.searching()
     prediction = predict(workload, history=bool(arguments.snapshot),
                          minimum_capacity=arguments.minimum_capacity,
                          maximum_load=arguments.maximum_load, samples=options.samples(arguments),
                          also_gpus=arguments.also_gpu, loops=arguments.loops, progress=output.progress,
-                         tell=output.searching())
+                         tell=tell)
     prediction = with_remedies(prediction, workload, every=arguments.remedies, trace=arguments.remedies,
-                               progress=output.progress, tell=output.searching())
+                               progress=output.progress, tell=tell)
     if prediction.history is not None:
         from predictor import snapshot
 

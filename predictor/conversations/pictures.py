@@ -51,7 +51,8 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
         try:
             with Image.open(stream) as picture:
                 width, height = picture.size
-                turned = picture.getexif().get(ORIENTATION, 1)
+                # a PNG's own getexif would load all pixels, to look for a chunk behind them
+                turned = Image.Image.getexif(picture).get(ORIENTATION, 1)
         except Exception as error:  # Pillow's formats raise what they like of damaged files
             reason = quoted(str(error), 200)[1:-1]
             raise InputError(f"{where}: {name}: is no picture that can be read: {reason}") from None

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from predictor.allocator.simulate import Device
 from predictor.common.errors import InputError
-from predictor.common.progress import Progress
+from predictor.common.progress import Progress, Tell, silent
 from predictor.course import cures
 from predictor.course.cures import Cure, Setting
 from predictor.course.evaluation import Evaluating, EvaluationRuns
@@ -239,12 +240,12 @@ class Simulation:
     """
 
     def __init__(self, workload: Workload, samples: Samples, request: Request, progress: Progress | None = None,
-                 tell: Callable[[str], None] = lambda _: None) -> None:
+                 tell: Tell = silent) -> None:
         self._workload, self._samples, self._request, self._tell = workload, samples, request, tell
         self._runs = BatchRuns(workload, samples, progress)
         self._sampler = Sampler.of(samples.tokens, workload, request.sampling)
         self.steps_per_epoch = self._sampler.steps_per_epoch
-        self.steps = request.steps or max(1, round((request.epochs or 0) * self.steps_per_epoch))
+        self.steps = request.steps or max(1, math.ceil((request.epochs or 0) * self.steps_per_epoch))
         if self.steps > MOST_STEPS:
             raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
         self._evaluation = self._evaluations(request.evaluating, progress)

@@ -23,7 +23,7 @@ from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
-STEPS_AT_HAND = 300
+STEPS_AT_HAND = 64
 """Ranks whose step is kept: their peaks are compared first, and some are composed afterwards."""
 
 

@@ -36,7 +36,7 @@ from predictor.events.regimes import NotOneRegime
 from predictor.events.sizes import Shape
 from predictor.model.control_tensors import is_discrete
 from predictor.model.model_config import Modality, ModelConfig
-from predictor.workload.code_names import CODE_NAME
+from predictor.workload.code_names import CODE_NAME, NOT_RUN
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +98,7 @@ def find(model: str) -> CodeModel:
             the context is :func:`not_run`.
     """
     if not _MAY_RUN.get():
-        raise InputError(f"model {quoted(model, 200)}: is code, which is not run because a record names it: predict "
-                         "its workload yourself")
+        raise InputError(f"model {quoted(model, 200)}: {NOT_RUN}: predict its workload yourself")
     match = CODE_NAME.fullmatch(model)
     assert match is not None  # callers check code_names.is_code_name
     where, function = match.group("where", "function")

@@ -49,12 +49,20 @@ def test_each_form_has_its_pictures_and_turns(row, kept):
     assert found.messages == kept and found.pictures == ("a",)
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation, size", [(1, (30, 50)), (3, (30, 50)), (6, (50, 30)), (8, (50, 30))])
-def test_a_picture_that_exif_turns_has_its_turned_size(orientation, size):
+def test_a_picture_that_exif_turns_has_its_turned_size(orientation, size, form):
     stream, exif = io.BytesIO(), Image.Exif()
     exif[pictures.ORIENTATION] = orientation
-    Image.new("RGB", (50, 30)).save(stream, "JPEG", exif=exif)
+    Image.new("RGB", (50, 30)).save(stream, form, exif=exif)
     assert pictures.size(stream.getvalue(), "", "a row") == size
+
+
+@pytest.mark.parametrize("form, header_bytes", [("JPEG", 700), ("PNG", 60)])
+def test_of_a_picture_only_the_header_is_read(form, header_bytes):
+    stream = io.BytesIO()
+    Image.effect_noise((500, 300), 50).save(stream, form)
+    assert pictures.size(stream.getvalue()[:header_bytes], "", "a row") == (300, 500)
 
 
 @pytest.mark.parametrize("said", [b"no picture", "", 5, {"bytes": None}, "data:image/png;base64,!!", "a\0b"], ids=str)
