@@ -13,10 +13,9 @@ line per job. Jobs in that file are not run again. The table is profiles/pages/c
 from __future__ import annotations
 
 import json
-import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -43,6 +42,7 @@ from predictor.workload.workload import Workload
 
 FILE, PAGE = EVIDENCE / "course.jsonl", PAGES / "course.md"
 PROGRAM = "calibrate.checks.programs.course"
+EMULATED = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
 COMPARED = COLUMNS[:7]
 """The columns of the program's rows."""
 SAVED = ("peak_requested_bytes", "peak_allocated_bytes", "allocated_bytes", "reserved_bytes")
@@ -81,8 +81,8 @@ class Job:
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Job:
         """The job of an entry of the list."""
-        workload = design.workload({"gpu": "h100-80gb", **{name: value for name, value in keys.items()
-                                                            if name not in OWN}, "model": model_of(keys["model"])})
+        own = {name: value for name, value in keys.items() if name not in OWN}
+        workload = design.workload({"gpu": "h100-80gb", "profile": "emulated", **own, "model": model_of(keys["model"])})
         samples = drawn_samples(workload.sequence_length or 0, **keys["samples"])
         workload = workload.fill(images_per_sample=int(samples.images.max() > 0))
         sampling = Sampling(**keys.get("sampling", {}))
@@ -101,30 +101,31 @@ class Job:
         """``PYTORCH_CUDA_ALLOC_CONF``."""
         return str(self.keys.get("conf", ""))
 
-    def simulated(self) -> RankCourse:
-        """The simulated course."""
-        device = Device(AllocatorSettings.parse(self.conf), self.workload.capacity)
-        return simulate(self.runs, self.steps, self.rank, device,
+    @property
+    def settings(self) -> AllocatorSettings:
+        """The allocator's settings, with the order of the driver's addresses that the GPU's profile has."""
+        allocator = self.runs.job(self.runs.batch(self.steps[0].batches[0][0])).setup.allocator
+        return replace(AllocatorSettings.parse(self.conf), address_step_bytes=allocator.address_step_bytes)
+
+    def simulated(self, device: Device | None = None) -> RankCourse:
+        """The simulated course, on the job's GPU or on this one."""
+        return simulate(self.runs, self.steps, self.rank, device or Device(self.settings, self.workload.capacity),
                         empty_cache_steps=self.keys.get("empty_cache_steps"), held=self.keys.get("held", 1),
                         evaluation=self.evaluation)
 
-    def measured(self) -> dict[str, Any]:
-        """The course on the emulated GPU: the program's answer."""
+    def measured(self, where: MeasuringDevice = EMULATED) -> dict[str, Any]:
+        """The course on a GPU: the program's answer."""
         place = self.runs.place(self.rank)
         batches = [[of_ranks[place % len(of_ranks)] for of_ranks in step.batches] for step in self.steps]
-        task = {"workload": self.workload.resolved(), "rank": self.rank,
+        task = {"workload": self.workload.resolved(), "rank": self.rank, "limit_bytes": self.workload.capacity_bytes,
                 "empty_cache_steps": self.keys.get("empty_cache_steps"), "held": self.keys.get("held", 1),
                 "steps": [[_plain_batch(self.runs, indices) for indices in of_step] for of_step in batches]}
         if self.evaluation:
             task["evaluation"] = {"every": self.evaluation.every,
                                   "batches": [_plain_batch(self.evaluation, indices)
                                               for indices in self.evaluation.of_rank(self.rank)]}
-        where = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(task, file)
-            file.flush()
-            return device_query.run_module(PROGRAM, where, file.name, capacity_bytes=self.workload.capacity_bytes,
-                                           variables=dict.fromkeys(ALLOCATOR_VARIABLES, self.conf) if self.conf else {})
+        return device_query.run_task(PROGRAM, where, task, capacity_bytes=self.workload.capacity_bytes,
+                                     variables=dict.fromkeys(ALLOCATOR_VARIABLES, self.conf) if self.conf else {})
 
 
 def _plain_batch(runs: BatchRuns, indices: np.ndarray) -> dict[str, Any]:
@@ -167,10 +168,14 @@ def _row(entry: Mapping[str, Any]) -> Row:
     """A measured job."""
     job = Job.of(entry["job"])
     job.runs.check(job.runs.batch(indices) for step in job.steps for batches in step.batches for indices in batches)
-    answer = job.measured()
+    return {**entry, "date": date.today().isoformat(), **measured_row(job, EMULATED)}
+
+
+def measured_row(job: Job, where: MeasuringDevice) -> Row:
+    """What is saved of a measured course, beside its job."""
+    answer = job.measured(where)
     columns = np.array(answer["rows"]).T
-    return {**entry, "date": date.today().isoformat(), "software": answer["software"],
-            "out_of_memory": answer["out_of_memory"],
+    return {"software": answer["software"], "out_of_memory": answer["out_of_memory"],
             "columns": {name: columns[COMPARED.index(name)].tolist() for name in SAVED}}
 
 
@@ -209,11 +214,15 @@ def compared(row: Row) -> Comparison:
         name = SAVED[int(np.argmax(wrong[:, steps[0]]))]
         by = int(ours[SAVED.index(name), steps[0]] - theirs[SAVED.index(name), steps[0]])
         first = f"step {steps[0]}: {name} {by:+,}"
+    measured, simulated = failures(row, course)
+    return Comparison(row, job.rank, len(steps) + abs(ours.shape[1] - theirs.shape[1]), first, simulated, measured)
+
+
+def failures(row: Row, course: RankCourse) -> tuple[str, str]:
+    """Where a course ran out of memory, in words: measured and simulated. Empty if it did not."""
     measured, found = row["out_of_memory"], course.failure
-    return Comparison(
-        row, job.rank, len(steps) + abs(ours.shape[1] - theirs.shape[1]), first,
-        _failed(found.step, found.micro_step, found.shortage.tried_to_allocate_bytes) if found else "",
-        _failed(measured["step"], measured["micro_step"], measured["tried_to_allocate_bytes"]) if measured else "")
+    return (_failed(measured["step"], measured["micro_step"], measured["tried_to_allocate_bytes"]) if measured else "",
+            _failed(found.step, found.micro_step, found.shortage.tried_to_allocate_bytes) if found else "")
 
 
 def _failed(step: int, micro_step: int, size_bytes: int) -> str:
@@ -225,17 +234,21 @@ def table(rows: list[Row], args: Namespace) -> Outcome:
     comparisons = [compared(row) for row in rows]
     lines = [HEAD.format(date=date.today().isoformat())]
     for one in comparisons:
-        keys = one.row["job"]
-        said = ", ".join(f"{name} {_plain(value)}" for name, value in keys.items()
-                         if name not in ("model", "samples", "steps", "rank"))
         steps = len(one.row["columns"][SAVED[0]]) - 1
         died = one.measured_failure + ("" if one.failure == one.measured_failure else
                                        f"; simulated: {one.failure or 'none'}")
-        lines.append(f"| {one.row['group']} | {keys['model']}, {said} | {one.rank} | {steps} | {one.differing} | "
+        lines.append(f"| {one.row['group']} | {text_of(one.row['job'])} | {one.rank} | {steps} | {one.differing} | "
                      f"{one.first} | {died} | {one.row['columns']['reserved_bytes'][-1]:,} |\n")
     return Outcome({"steps that differ": sum(one.differing for one in comparisons),
                     "errors at another place": sum(one.failure != one.measured_failure for one in comparisons)},
                    {PAGE: "".join(lines)})
+
+
+def text_of(keys: Mapping[str, Any], *left_out: str) -> str:
+    """A job's keys in one line, without those that the table has elsewhere."""
+    said = (f"{name} {_plain(value)}" for name, value in keys.items()
+            if name not in ("model", "samples", "steps", "rank", *left_out))
+    return ", ".join([keys["model"], *said])
 
 
 def _plain(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Compare a real GPU, its emulation and the predictions: about ten minutes on a machine with the GPU.
+"""Compare a real GPU, its emulation and the predictions: about 15 minutes on a machine with the GPU.
 
     pip install -e '.[calibrate]'
     python scripts/check.py device --gpu h200                    # on the machine with the GPU
@@ -7,11 +7,12 @@
     python scripts/check.py device --gpu h200 --table-only       # the page from the saved files
 
 Measures in this order: the memory of the CUDA context and of each library (NVML); allocations of single operators that
-the tracer does not list; the jobs of calibrate/checks/device.json, explained allocation by allocation; those of
-device_further.json, of other models and recipes, only their peaks; the programs of calibrate/checks/programs/, as users
-write them; five of the first jobs once more; for two jobs the smallest capacity at which they survive; and one job that
-must run out of memory. On the emulated GPU it then learns formulas of two programs, and runs the programs again with
-what a real GPU does otherwise.
+the tracer does not list; before which operation memory outside PyTorch's allocator grows; the jobs of
+calibrate/checks/device.json, explained allocation by allocation; courses of device_course.json, whose batches vary,
+after every step; loops as people write them (loops.json); the programs of calibrate/checks/programs/; the jobs of
+device_further.json, of other models and recipes, only their peaks; five of the first jobs once more; for two jobs the
+smallest capacity at which they survive; and one job that must run out of memory. On the emulated GPU it then learns
+formulas of two programs, and runs the programs again with what a real GPU does otherwise.
 Everything is written to profiles/<gpu>/ (--directory names another place): measurements to device/, with the memory
 histories of a real GPU; the profile fitted to its jobs to profile-device.json. The page goes to
 profiles/pages/device_<gpu>.md, or to device.md in that other place.
@@ -34,10 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.campaign import consistency, design, environment
-from calibrate.checks import device_causes, measured_peaks, programs
+from calibrate.checks import course, device_causes, loops, measured_peaks, programs
 from calibrate.checks.device_page import page_of
 from calibrate.checks.directories import PAGES, PROFILES
 from calibrate.checks.outcome import Outcome
+from calibrate.checks.programs.loops import LOOPS
 from calibrate.checks.results_file import append, lines, listed
 from calibrate.checks.survival_limit import sweep
 from calibrate.emulator import Injection
@@ -59,6 +61,11 @@ from predictor.workload.workload import Workload
 
 JOBS = Path(__file__).with_suffix(".json")
 FURTHER = Path(__file__).with_name("device_further.json")
+COURSES = Path(__file__).with_name("device_course.json")
+OUTSIDE = Path(__file__).with_name("device_outside.json")
+WHOLE = "gemma-3-4b"
+"""A model of the loops that is left out: beside others it may not have room."""
+LARGE_BYTES = 100 << 30
 ALONE = (("several_processes",), ("one_rank_nccl",))
 OTHERS = (
     ("compiled", "compiled"), ("trainer_run", "bf16"), ("trainer_run", "fp16"), ("varied_steps",),
@@ -67,7 +74,7 @@ OTHERS = (
 """Programs of calibrate/checks/programs/, each with its arguments. A setting of the allocator among them is set in its
 environment. Those of ``ALONE`` have the GPU for themselves, because NVML counts the memory of the whole GPU."""
 AT_ONCE = 4
-"""Number of the others that run at a time."""
+"""Number of the others that run at a time on a GPU of more than :data:`LARGE_BYTES`; half as many on a smaller one."""
 LEARNED = tuple(words for words in OTHERS if words[0] == "own_loop")
 """Programs whose formulas are learned on the emulated GPU, at shapes that were not measured."""
 LEARNED_AT = ("--batches", "2,4", "--sequences", "128,256,512")
@@ -96,12 +103,14 @@ class Campaign:
         self._where, self._directory, self._list = where, directory, jobs
         self._is_real = where.device is MeasuredOn.DEVICE
         self._ended = None if seconds is None else time.monotonic() + seconds
+        self._at_once = AT_ONCE if gpus.find(where.gpu).capacity_bytes > LARGE_BYTES else AT_ONCE // 2
 
     def run(self) -> bool:
         """Runs all steps in order. Returns whether everything is measured."""
+        alone = self._libraries, self._operators, self._outside, self._jobs, self._alone
+        together = self._courses, self._loops, self._programs, self._further
         last = (self._profile,) if self._is_real else (self._learned, self._as_on_device)
-        for step in (self._libraries, self._operators, self._jobs, self._alone, self._others, self._again,
-                     self._limits, self._too_large, self._replays, *last):
+        for step in (*alone, *together, self._again, self._limits, self._too_large, self._replays, *last):
             if self._left() == 0:
                 print(f"the time is over before {step.__name__.strip('_')}: the same command goes on", file=sys.stderr)
                 return False
@@ -134,13 +143,43 @@ class Campaign:
         """Programs that measure the memory of the whole GPU."""
         self._append("programs.jsonl", ALONE, self._program, at_once=1)
 
-    def _others(self) -> None:
-        """Jobs and programs of which only PyTorch's own counters matter, several at a time."""
+    def _outside(self) -> None:
+        """What grows outside PyTorch's allocator, operation by operation. The emulated GPU has nothing there."""
+        if self._is_real:
+            tasks = [loops.workload_of({**job, "gpu": self._where.gpu}).resolved()
+                     for job in json.loads(OUTSIDE.read_text())]
+            module = f"{programs.__name__}.outside"
+            self._once("outside.json", lambda: device_query.run_task(module, self._where, tasks))
+
+    def _courses(self) -> None:
+        """Courses of varied batches: what PyTorch's counters say after every step, several at a time."""
+        self._append("courses.jsonl", listed(str(COURSES)), self._course)
+
+    def _course(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        return course.measured_row(course.Job.of({**entry["job"], "gpu": self._where.gpu}), self._where)
+
+    def _loops(self) -> None:
+        """Loops as people write them, several at a time."""
+        jobs = [entry["job"] for entry in listed(loops.__file__) if entry["job"]["model"] != WHOLE]
+        self._append("loops.jsonl", [[job, loop] for loop in LOOPS for job in jobs], self._loop)
+
+    def _loop(self, task: tuple[Mapping[str, Any], str]) -> dict[str, Any]:
+        job, loop = task
+        answer = loops.measured(loops.workload_of({**job, "gpu": self._where.gpu}), loop, self._where)
+        return {"software": answer["software"]} | {
+            f"{counter}_bytes": answer[f"{counter}_bytes"] for counter in measured_peaks.COUNTERS}
+
+    def _programs(self) -> None:
+        """Programs of which only PyTorch's own counters matter, several at a time."""
         self._append("programs.jsonl", OTHERS, self._program)
+
+    def _further(self) -> None:
+        """Jobs of which only PyTorch's own counters matter, several at a time."""
         self._append("further.jsonl", listed(str(FURTHER)), self._peaks)
 
-    def _append(self, name: str, tasks: Iterable[Any], measured: Callable[[Any], dict], at_once: int = AT_ONCE) -> None:
-        """Appends a row for each task that has none yet: what was measured, or only ``error``."""
+    def _append(self, name: str, tasks: Iterable[Any], measured: Callable[[Any], dict], at_once: int = 0) -> None:
+        """Appends a row for each task that has none yet: what was measured, or only ``error``. Several run at a time,
+        unless ``at_once`` says how many."""
         path = self._file(name)
         known = [row["task"] for row in lines(path)]
         missing = [task for task in json.loads(json.dumps(list(tasks))) if task not in known]
@@ -153,8 +192,9 @@ class Campaign:
             except InputError as error:
                 return {"error": str(error)}
 
-        with ThreadPoolExecutor(at_once) as pool:
-            for task, answer in zip(missing, pool.map(row, missing)):
+        with ThreadPoolExecutor(at_once or self._at_once) as pool:
+            answers = map(row, missing) if at_once == 1 else pool.map(row, missing)  # learn wants the main thread
+            for task, answer in zip(missing, answers):
                 if answer is not None:
                     append(path, {"task": task, "date": date.today().isoformat(), **answer})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from calibrate.checks.device_causes import room_of
 from calibrate.checks.device_further import further, learned, programs, why
+from calibrate.checks.device_steps import courses, loop_runs, other_gpus, outside
 from calibrate.checks.device_table import PAIRS, SIDES, Peaks, less, mean, mib, table_header, table_row
 from calibrate.checks.results_file import lines
 from calibrate.fit.jobs import FIT
@@ -46,7 +47,8 @@ def page_of(gpu: str, directory: Path) -> str:
         raise InputError(f"{directory}: nothing was measured there: run it without --table-only")
     missing = " ".join(f"Nothing was measured on {SIDES[side]} yet." for side in SIDES if side not in present)
     parts = [HEAD.format(gpu=gpu, directory="/".join(directory.parts[-2:]), missing=missing)]
-    for section in (jobs, profiled, further, programs, learned, why, again, limits, too_large, replays, library_uses):
+    for section in (jobs, profiled, other_gpus, courses, loop_runs, further, programs, learned, why, again, limits,
+                    too_large, replays, outside, library_uses):
         parts += section(directory)
     parts += operator_calls(directory, gpus.find(gpu))
     return "\n".join(parts) + "\n"

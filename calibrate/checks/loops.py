@@ -10,8 +10,6 @@ Measurements go to profiles/evidence/loops.jsonl, one line per job. The table is
 
 from __future__ import annotations
 
-import json
-import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
 from datetime import date
@@ -34,6 +32,7 @@ from predictor.workload.workload import Workload
 
 FILE, PAGE = EVIDENCE / "loops.jsonl", PAGES / "loops.md"
 PROGRAM = "calibrate.checks.programs.loops"
+EMULATED = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
 HEAD = """# Reserved memory in loops as people write them
 
 Jobs on the emulated H100, most of few layers, each in {loops} loops of {steps} steps that differ in details only. The
@@ -50,7 +49,8 @@ measured peaks are in the range.
 
 def workload_of(keys: Mapping[str, Any]) -> Workload:
     """The workload of an entry of the list, with the images that its model takes."""
-    return dispatch.resolve(design.workload({"gpu": "h100-80gb", **keys, "model": model_of(keys["model"])})).workload
+    return dispatch.resolve(design.workload(
+        {"gpu": "h100-80gb", "profile": "emulated", **keys, "model": model_of(keys["model"])})).workload
 
 
 def jobs(args: Namespace) -> list[Row]:
@@ -61,20 +61,16 @@ def jobs(args: Namespace) -> list[Row]:
 def _row(entry: Mapping[str, Any]) -> Row:
     """A job measured in each loop."""
     workload = workload_of(entry["job"])
-    answers = {loop: _measured(workload, loop) for loop in LOOPS}
+    answers = {loop: measured(workload, loop) for loop in LOOPS}
     return {**entry, "measured_on": "emulated", "date": date.today().isoformat(),
             "software": next(iter(answers.values()))["software"], "loops": {
                 loop: {name: answer[name] for name in ("requested_bytes", "allocated_bytes", "reserved_bytes")}
                 for loop, answer in answers.items()}}
 
 
-def _measured(workload: Workload, loop: str) -> dict[str, Any]:
+def measured(workload: Workload, loop: str, where: MeasuringDevice = EMULATED) -> dict[str, Any]:
     """The program's answer."""
-    where = MeasuringDevice(gpus.find("h100-80gb").name, MeasuredOn.EMULATED)
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"workload": workload.resolved(), "loop": loop}, file)
-        file.flush()
-        return device_query.run_module(PROGRAM, where, file.name)
+    return device_query.run_task(PROGRAM, where, {"workload": workload.resolved(), "loop": loop})
 
 
 measure = results_file.Kept(FILE, _row)

@@ -143,7 +143,7 @@ CHECKS = {
         tolerance={"error of what was injected": 0.01, "groups that get worse": 0}),
     "device": Check(
         "calibrate.checks.device", "do a real GPU, its emulation and the predictions agree?",
-        takes="ten minutes on the GPU", table_takes="a minute",
+        takes="a quarter of an hour on the GPU", table_takes="a minute",
         writes=("profiles/<gpu>/device/", "profiles/pages/device_<gpu>.md", "profiles/<gpu>/profile-device.json"),
         tolerance={"campaigns that are not done": 0},
         needs="pip install -e '.[calibrate]'; the GPU, or --device emulated"),

@@ -147,7 +147,7 @@ def _fit(operator: str, samples: Mapping[tuple[int, int], int]) -> OperatorWorks
     if operator in ALLOCATED_BY:
         source = f"{ALLOCATED_BY[operator]}; {source}"
     return OperatorWorkspace(operator, float(values[0]), float(errors[0]), float(values[1]), float(errors[1]),
-                             len(size), source)
+                             len(size), source, least_result_bytes=int(call.min()) if values[0] else 0)
 
 
 def _line(columns: np.ndarray, size: np.ndarray, units: np.ndarray,

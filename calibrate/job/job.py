@@ -92,7 +92,7 @@ def run(order: JobRequest) -> MeasuredJob:
     host_values.install()  # PyTorch 2.4 does not load it (``torch.backends``)
     workload = Workload.from_mapping(order.workload)
     torch.cuda.set_device(single_rank.local_device())
-    _limit(torch, order.limit_bytes)
+    limit_memory(order.limit_bytes)
     counters = Counters(torch.cuda.current_device())
     log = MomentLog(counters)
     refusals: list[int] = []  # requested bytes of each failed allocation
@@ -130,7 +130,14 @@ def run(order: JobRequest) -> MeasuredJob:
         started_at=started, finished_at=_now(), seconds=round(time.monotonic() - clock, 3))
 
 
-def _limit(torch, limit_bytes: int | None) -> None:
+def limit_memory(limit_bytes: int | None) -> None:
+    """Leaves this process's PyTorch so many bytes of the current device; None for all.
+
+    Raises:
+        InputError: the device has less.
+    """
+    import torch
+
     if limit_bytes is None:
         return
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -50,6 +51,14 @@ def run_module(module: str, where: MeasuringDevice, *words: str, variables: Mapp
             return document
     last_line = (process.stderr.strip().splitlines() or ["no output on stderr"])[-1]
     raise InputError(f"the GPU could not be queried: {quoted(last_line, 300)[1:-1]}")
+
+
+def run_task(module: str, where: MeasuringDevice, task: Any, **options: Any) -> dict[str, Any]:
+    """The answer of a module that reads a task from a JSON file, its argument. Otherwise as :func:`run_module`."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(task, file)
+        file.flush()
+        return run_module(module, where, file.name, **options)
 
 
 def print_answer(question: Callable[[], Mapping[str, Any]]) -> NoReturn:

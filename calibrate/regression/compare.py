@@ -115,13 +115,14 @@ def compare(case: Case, profile: str | None = None) -> Comparison:
     """Predicts the job of a case, in the releases that it was measured with.
 
     Args:
-        profile: path of a profile, ``none``, or None for the one that ``predict`` would choose.
+        profile: path of a profile, ``none``, or None for the one that ``predict`` would choose; for a job of an
+            emulated GPU, among those of an emulated GPU, which does not have a real one's libraries and driver.
 
     Raises:
         InputError: the job cannot be predicted, as the predictor does not know its engine, model or a setting, or must
             trace it and has other releases.
     """
-    workload = case.workload.replace(profile=profile)
+    workload = case.workload.replace(profile=profile or ("emulated" if case.measured_on == "emulated" else None))
     if "versions" in workload.filled_in:
         workload = workload.replace(versions={**workload.versions, **case.versions})
     job = dispatch.prepare(workload)

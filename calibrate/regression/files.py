@@ -96,7 +96,11 @@ def _of_file(file: str) -> list[Case | Skipped]:
                 entries = _of_document(content, file, 0, "cut off or damaged") if content.strip() else []
     except OSError as error:
         return [Skipped(file, 0, f"cannot be read: {error.strerror}")]
-    return list(entries) or [Skipped(file, 0, EMPTY)]
+    read = list(entries)
+    reasons = {entry.why if isinstance(entry, Skipped) else None for entry in read}
+    if len(read) > 1 and len(reasons) == 1 and None not in reasons:
+        return [Skipped(file, 0, f"all {len(read)} lines: {reasons.pop()}")]
+    return read or [Skipped(file, 0, EMPTY)]
 
 
 def _rows(stream: BinaryIO, file: str) -> list[_Row]:

@@ -16,6 +16,7 @@ import numpy as np
 from predictor.allocator.constants import DOWNWARD_STEP
 from predictor.allocator.simulate import Device
 from predictor.answer import loop_difference
+from predictor.answer.answer import device_bound
 from predictor.answer.prediction import LoopVariant, Prediction
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
@@ -41,13 +42,9 @@ def with_loops(prediction: Prediction, job: Job) -> Prediction:
     if known:
         low, high = ((reserved.bytes if bound is None else bound) for bound in (reserved.low, reserved.high))
         reserved = replace(reserved, low=min(low, *known), high=max(high, *known))
-    return replace(prediction, loops=variants, reserved=reserved)
-
-
-def is_fragile(prediction: Prediction) -> bool:
-    """Whether reserved memory differs between loops by more than :data:`FRAGILE`."""
-    known = [one.reserved_bytes for one in prediction.loops or () if one.reserved_bytes is not None]
-    return bool(known) and max(known) > min(known) * (1 + FRAGILE)
+    device = prediction.device and device_bound(reserved, job.margin)
+    fragile = bool(known) and max(known) > min(known) * (1 + FRAGILE)
+    return replace(prediction, loops=variants, is_fragile=fragile, reserved=reserved, device=device)
 
 
 def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
@@ -70,7 +67,7 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
             (f"the loader is one batch ahead, {STEPS} steps", STEPS, AHEAD)):
         yield variant(text, job, steps, held)
     if not job.setup.allocator.address_step_bytes:
-        yield variant("the reference loop, addresses of segments go down, as on an H200", _going_down(job), 3, None)
+        yield variant("the reference loop, addresses of segments go down, as on an H100", _going_down(job), 3, None)
     for keep in loop_difference.KEEPING:
         other = loop_difference.with_loop(job, keep_outputs=keep)
         if other is not None:

@@ -430,6 +430,7 @@ class Prediction:
         course: the steps of a training over a dataset; None unless they were simulated.
         loops: the reserved peak in other training loops, on the rank that reserves the most; None unless they were
             simulated.
+        is_fragile: whether reserved memory differs by more than 1 % between those loops; None as before.
     """
 
     workload: Mapping[str, Any]
@@ -468,6 +469,7 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
     course: Course | None = None
     loops: tuple[LoopVariant, ...] | None = None
+    is_fragile: bool | None = None
 
     peak_requested = _deprecated("peak_requested", "requested")
     peak_allocated = _deprecated("peak_allocated", "allocated")
@@ -529,7 +531,7 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """The result JSON: names of numbers end with their unit. Every key is always present but ``course``, which only
-        ``--steps`` and ``--epochs`` add, and ``loops``, which only ``--loops`` adds."""
+        ``--steps`` and ``--epochs`` add, and ``loops`` and ``is_fragile``, which only ``--loops`` adds."""
         document: dict[str, Any] = {"workload": dict(self.workload), "filled_in": list(self.filled_in)}
         for counter in ("requested", "allocated", "reserved", "device"):
             for name in (f"peak_{counter}_bytes", f"peak_{counter}_bytes_low", f"peak_{counter}_bytes_high"):
@@ -568,7 +570,7 @@ class Prediction:
         if self.course is not None:
             document["course"] = self.course.to_json()
         if self.loops is not None:
-            document["loops"] = [asdict(variant) for variant in self.loops]
+            document |= {"loops": [asdict(variant) for variant in self.loops], "is_fragile": self.is_fragile}
         return document
 
     def to_frame(self) -> pandas.DataFrame:

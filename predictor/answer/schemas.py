@@ -21,7 +21,7 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 ONLY_IN_PYTHON = {"layers", "modules_attributed", "layers_attributed", "candidates", "curve", "history", "frozen_bytes",
                   "passed_bytes"}
 """Attributes of a prediction that its JSON does not have."""
-WHERE_ASKED = {"course", "loops"}
+WHERE_ASKED = {"course", "loops", "is_fragile"}
 """Keys that only some options add."""
 _PLAIN: dict[Any, Schema] = {int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"},
                              bool: {"type": "boolean"}, type(None): {"type": "null"}, Any: {},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -81,17 +81,29 @@ class BatchRuns:
         """Whether samples of a model that takes images have none."""
         return self._media and not self.samples.images.all()
 
+    @cached_property
+    def _stand_in(self) -> int | None:
+        """The sample with images that has the fewest tokens; None if no sample has images."""
+        with_images = np.flatnonzero(self.samples.images)
+        return int(with_images[np.argmin(self.samples.tokens[with_images])]) if len(with_images) else None
+
     def batch(self, indices: np.ndarray) -> Batch:
-        """The batch of these samples."""
-        tokens, images = self.samples.tokens[indices], int(self.samples.images[indices].sum())
+        """The batch of these samples. If none has an image, two of them get those of the shortest sample that has one,
+        and no fewer tokens than it has."""
+        least = min(len(indices), 2) if self._media else 0
+        tokens = self.samples.tokens[indices]
+        if least and not self.samples.images[indices].any() and self._stand_in is not None:
+            longest = np.argsort(tokens)[-least:]
+            tokens[longest] = np.maximum(tokens[longest], self.samples.tokens[self._stand_in])
+            indices = np.full(least, self._stand_in)
+        images = int(self.samples.images[indices].sum())
         pictures: Sizes = ()
         if self.samples.pictures:
             pictures = of_one_kind(self._config, sum((self.samples.pictures[index] for index in indices.tolist()), ()))
-        least = min(len(indices), 2) if self._media else 0
         images = max(images, least)
         if self.workload.padding == "packed":
-            return Batch(Shape.packed(len(indices), int(tokens.sum()), images), "packed", pictures)
-        return Batch(Shape(len(indices), int(tokens.max()), images), "right" if np.ptp(tokens) else "none", pictures)
+            return Batch(Shape.packed(len(tokens), int(tokens.sum()), images), "packed", pictures)
+        return Batch(Shape(len(tokens), int(tokens.max()), images), "right" if np.ptp(tokens) else "none", pictures)
 
     def check(self, batches: Iterable[Batch]) -> None:
         """Finds the formulas of all batches, and traces those that are missing.
@@ -161,8 +173,17 @@ class BatchRuns:
                               replace(batch.shape, sequence=0))
                 job = self._jobs.get(kind) or self._job_of(self._request(batch))
                 self._jobs[kind] = job
+            self._check_room(batch, job)
             self._known[batch] = kind, job
         return self._known[batch]
+
+    def _check_room(self, batch: Batch, job: Job) -> None:
+        """Checks that the images with which a batch is simulated fit into its rows."""
+        images = math.ceil(batch.shape.images / batch.shape.batch)
+        if self._media and batch.padding != "packed" and batch.shape.sequence <= job.formula.facts.room(images):
+            raise InputError(f"samples: a batch of {batch.shape.sequence:,} tokens has no room for "
+                             f"{batch.shape.images} image(s), and a batch without images is not predicted: give "
+                             "samples of which some have images")
 
     def _kind(self, batch: Batch) -> Hashable:
         regime: Regime = regimes_at(self._request(batch), [batch.shape])[0]

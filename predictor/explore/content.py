@@ -313,8 +313,8 @@ def _calibration(settings: Settings, gpu: str, chosen: Choice, loop: str) -> Map
             # a replaced workload has lost what the model filled in, such as no images
             workload = workload.replace(**{key: getattr(job.workload, key) for key in SHAPE}, gpu=gpu)
             request = Request.of(workload)
-            with_traits = choose(settings.base.profile, gpu, versions_of(workload), {}, traits_of(request, job.formula),
-                                 reaches(request, job.formula))
+            with_traits = choose(profile_of(settings.base, gpu), gpu, versions_of(workload), {},
+                                 traits_of(request, job.formula), reaches(request, job.formula))
             assert with_traits is not None  # the same profile as ``chosen``
             outside = with_traits.outside
             versions[name] = [way for way, reach in outside.items() if reach is OTHER_VERSION]

@@ -239,7 +239,7 @@ function commandOf(data, setting) {
   return ["peakcast predict", ...data.command, "--per-device-train-batch-size", setting.batch,
     ...(data.limits.tokens ? ["--sequence-length", setting.sequence] : []),
     ...(data.limits.images ? ["--images-per-sample", setting.images] : []), ...engine.option,
-    "--data-parallel-size", setting.degree, "--gpu", gpu.name, ...(gpu.profile_left_out ? ["--profile", "none"] : []),
+    "--data-parallel-size", setting.degree, "--gpu", gpu.name, ...(gpu.profile_left_out ? ["--profile", "emulated"] : []),
     ...(setting.checkpointing ? [] : ["--no-gradient-checkpointing"]), ...data.training].join(" ")
     .split(/ (?=--)/);
 }

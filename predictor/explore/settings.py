@@ -243,15 +243,15 @@ def _shape(base: Workload) -> dict[str, Any]:
 
 
 def profile_of(base: Workload, gpu: str) -> str | None:
-    """The key ``profile`` for a GPU of the page, which has no sizes of profiles: without the user's word a shipped one
-    that changes sizes is left out."""
+    """The key ``profile`` for a GPU of the page, which has no sizes of profiles: without the user's word one of an
+    emulated GPU, if the shipped one changes sizes."""
     if base.profile is None and _changes_sizes(profile.choose(None, gpu, base.versions, {})):
-        return "none"
+        return "emulated"
     return base.profile
 
 
 def _changes_sizes(chosen: Choice | None) -> bool:
-    return chosen is not None and bool(chosen.profile.workspaces or corrections.coefficients(chosen)
+    return chosen is not None and bool(chosen.workspaces or corrections.coefficients(chosen)
                                        or chosen.profile.allocator.roundup_power2_divisions
                                        or chosen.profile.allocator.address_step_bytes)
 

@@ -56,9 +56,9 @@ class LearnedJob(Job):
     def _events(self) -> EventList:
         """The recorded run. A profile's workspaces are added unless a real GPU was recorded, which had them."""
         events, chosen = self.event_list.events, self.profile
-        if chosen is None or not chosen.profile.workspaces or self.learned.provenance["measured_on"] == "device":
+        if chosen is None or not chosen.workspaces or self.learned.provenance["measured_on"] == "device":
             return events
-        micro = corrections.with_workspaces(_as_micro_step(events), chosen.profile.workspaces, self.shape, self.gpu)
+        micro = corrections.with_workspaces(_as_micro_step(events), chosen.workspaces, self.shape, self.gpu)
         return micro.events
 
     @property

@@ -322,7 +322,7 @@ def job_of_request(request: Request, progress: Progress | None = None, *, one_le
     setup = replace(setup_of(workload, formula), gpu=gpu,
                     allocator=corrections.allocator_settings(workload.allocator_conf, chosen))
     job = Job(request, formula, setup, chosen, evaluation=evaluation)
-    return job.with_workspaces(chosen.profile.workspaces) if chosen else job
+    return job.with_workspaces(chosen.workspaces) if chosen else job
 
 
 def job_of_evaluation(request: Request, progress: Progress | None = None) -> Job:

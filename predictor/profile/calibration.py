@@ -37,6 +37,7 @@ class OperatorWorkspace:
     Attributes:
         grows: whether the bytes enlarge (below 0: shrink) a predicted buffer of the call, rather than forming a buffer
             of their own. The allocator rounds and splits, so one buffer differs from two of half the size.
+        least_result_bytes: the smallest result that was measured; 0 in older files.
     """
 
     operator: str
@@ -47,12 +48,16 @@ class OperatorWorkspace:
     samples: int
     source: str
     grows: bool = False
+    least_result_bytes: int = 0
 
     def bytes(self, result_bytes: int) -> int:
         """Workspace of a call whose largest result has ``result_bytes``, in whole bytes.
 
-        The last bits of a least-squares fit differ from one machine to another: they must not add a byte.
+        None of a result below half of the smallest measured one, because the fixed part is that of large operands. The
+        last bits of a least-squares fit differ from one machine to another: they must not add a byte.
         """
+        if 2 * result_bytes < self.least_result_bytes:
+            return 0
         return math.ceil(round(self.fixed_bytes + self.bytes_per_result_byte * result_bytes, 3))
 
 
@@ -74,7 +79,8 @@ class AllocatorFit:
 
 FURTHER_STAGES = (1, 2)
 """Stages of DeepSpeed's ZeRO under which a job takes more memory outside PyTorch's allocator than under other engines:
-on an H200 72 MiB in each of 19 jobs, stage 3 nothing (profiles/pages/device_h200.md)."""
+on an H200 and an H100 72 MiB in each of 19 jobs, stage 3 nothing. 70 MiB of them are PyTorch's pool of streams, which
+comes with DeepSpeed's first stream (profiles/pages/device_h100-80gb.md)."""
 
 
 @dataclass(frozen=True)

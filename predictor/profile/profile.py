@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from predictor.common.files import read_mapping, write_whole
 from predictor.common.json_dataclasses import from_plain, to_plain
 from predictor.common.suggestions import file_name, version_text
 from predictor.events.sizes import Shape
-from predictor.profile.calibration import Profile
+from predictor.profile.calibration import OperatorWorkspace, Profile
 from predictor.profile.job_traits import COUNTERS, TRAITS
 from predictor.profile.profile_rules import MEASURED, QUANTITIES, check
-from predictor.profile.reach import OLD_PROFILE, OTHER_VERSION, QUANTITY, Reach
+from predictor.profile.reach import EMULATED_ONLY, OLD_PROFILE, OTHER_VERSION, QUANTITY, Reach
 
 SCHEMA_VERSION = 1
 SHIPPED = Path(__file__).resolve().parents[2] / "profiles"
@@ -66,11 +66,19 @@ class Choice:
 
     Attributes:
         outside: each way in which the job is outside of the profile's calibration, as text -> what it can change.
+        measured_model: whether the profile measured models of these parts.
     """
 
     profile: Profile
     name: str
     outside: Mapping[str, Reach] = field(default_factory=dict)
+    measured_model: bool = True
+
+    @property
+    def workspaces(self) -> tuple[OperatorWorkspace, ...]:
+        """The workspaces that the job's operators take; none of a model of other parts, whose operators have other
+        shapes: a line through the convolutions of one vision tower tells nothing of another's."""
+        return self.profile.workspaces if self.measured_model else ()
 
     @property
     def extrapolates(self) -> tuple[str, ...]:
@@ -120,10 +128,12 @@ def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantit
 
     Without ``requested`` it is the best of the shipped profiles of that GPU: those measured on a real GPU come first,
     then those with the fewest other versions, then the first by name. An emulated GPU does not show what libraries
-    and driver of a real one take.
+    and driver of a real one take. It shows which tensors a job has, so a job that only the profile of an emulated GPU
+    covers is outside of that of a real one in that respect alone (:data:`predictor.profile.reach.EMULATED_ONLY`).
 
     Args:
-        requested: a path, the name of a shipped profile, ``none``, or None for the best shipped one.
+        requested: a path, the name of a shipped profile, ``none``, ``device`` or ``emulated`` for the best shipped one
+            that was measured there, or None for the best shipped one.
         quantities: the workload's, by the keys of ``Profile.calibrated``.
         versions: of the packages that the job runs (:func:`predictor.profile.reach.versions_of`).
         traits: the workload's (:mod:`predictor.profile.job_traits`); None: they are not compared.
@@ -134,20 +144,26 @@ def choose(requested: str | None, gpu: str, versions: Mapping[str, str], quantit
     """
     if requested == "none":
         return None
-    if requested is not None:
+    if requested is not None and requested not in MEASURED:
         profile, name = find(requested), requested
         if profile.device.gpu != gpu:
             raise InputError(f"{file_name(requested)}: is a profile of {profile.device.gpu}, and the GPU is "
                              f"{gpu}: name another profile, or --profile none")
     else:
-        candidates = shipped(gpu)
+        candidates = {name: one for name, one in shipped(gpu).items() if requested in (None, one.measured_on)}
         if not candidates:
             return None
         name, profile = min(candidates.items(), key=lambda pair: (
             MEASURED.index(pair[1].measured_on), len(_other_versions(pair[1], versions)), pair[0]))
-    outside = dict.fromkeys(_other_versions(profile, versions), OTHER_VERSION) | dict.fromkeys(
-        _far(profile, quantities), QUANTITY) | _other_traits(profile, traits or {}, reaches or {})
-    return Choice(profile, name, outside)
+    job = quantities, traits or {}, reaches or {}
+    beyond = left = _beyond(profile, *job)
+    if beyond and requested is None:
+        left = _beyond(_covering(profile, candidates.values(), versions), *job)
+    outside = dict.fromkeys(_other_versions(profile, versions), OTHER_VERSION) | dict(left.values())
+    emulated = [text for part, (text, _) in beyond.items() if part not in left]
+    if emulated:
+        outside[f"{', '.join(emulated)}: only an emulated GPU measured that"] = EMULATED_ONLY
+    return Choice(profile, name, outside, "model" not in beyond)
 
 
 def find(name: str) -> Profile:
@@ -187,12 +203,30 @@ def _minor(version: str) -> list[str]:
     return version.split("+")[0].split(".")[:2]
 
 
-def _far(profile: Profile, quantities: Mapping[str, float]) -> list[str]:
-    result = []
+def _beyond(profile: Profile, quantities: Mapping[str, float], traits: Mapping[str, str],
+            reaches: Mapping[str, Reach]) -> dict[str, tuple[str, Reach]]:
+    """Each trait and quantity of a job that is outside of what was calibrated -> text, and what it can change."""
+    return _far(profile, quantities) | _other_traits(profile, traits, reaches)
+
+
+def _covering(profile: Profile, others: Iterable[Profile], packages: Iterable[str]) -> Profile:
+    """The profile as if it covered what others do, too, if they are of its releases of these packages."""
+    releases = [_minor(profile.software.get(name, "")) for name in packages]
+    alike = [one for one in others if [_minor(one.software.get(name, "")) for name in packages] == releases]
+    bounds = {key: [one.calibrated.get(key, own) for one in alike] for key, own in profile.calibrated.items()}
+    ranges = {key: (min(low for low, _ in of_key), max(high for _, high in of_key)) for key, of_key in bounds.items()}
+    covered = {name: tuple(sorted({value for one in alike for value in one.covered.get(name, trait.before)}))
+               for name, trait in TRAITS.items()}
+    return replace(profile, calibrated=ranges, covered=covered if profile.covered else {})
+
+
+def _far(profile: Profile, quantities: Mapping[str, float]) -> dict[str, tuple[str, Reach]]:
+    result = {}
     for key, value in quantities.items():
         low, high = profile.calibrated.get(key, (value, value))
         if not low / EXTRAPOLATION_FACTOR <= value <= high * EXTRAPOLATION_FACTOR:
-            result.append(f"{key.replace('_', ' ')} {value:,.0f} (calibrated from {low:,.0f} to {high:,.0f})")
+            text = f"{key.replace('_', ' ')} {value:,.0f} (calibrated from {low:,.0f} to {high:,.0f})"
+            result[key] = text, QUANTITY
     return result
 
 
@@ -204,16 +238,17 @@ def _named(covered: Sequence[str], value: str) -> str:
     return f"{', '.join(alike[:MOST_NAMED])} and {len(alike) - MOST_NAMED} others"
 
 
-def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[str, Reach]) -> dict[str, Reach]:
-    """Text about each trait that was not covered -> what it can change."""
+def _other_traits(profile: Profile, traits: Mapping[str, str], reaches: Mapping[str, Reach]
+                  ) -> dict[str, tuple[str, Reach]]:
+    """Each trait that was not covered -> text about it, and what it can change."""
     if traits and not profile.covered:
-        return {"job traits (the profile is older than their record)": OLD_PROFILE}
+        return {"traits": ("job traits (the profile is older than their record)", OLD_PROFILE)}
     result = {}
     for name, value in traits.items():
         covered = profile.covered.get(name, TRAITS[name].before)
         if value not in covered:
             reach = reaches.get(name) or Reach(TRAITS[name].counters, TRAITS[name].reason)
             kept = [counter for counter in COUNTERS if counter not in reach.counters]
-            result[f"{name} {value} (calibrated with {_named(covered, value)})"
-                   + (f", on which {' and '.join(kept)} bytes do not depend" if kept else "")] = reach
+            text = f"{name} {value} (calibrated with {_named(covered, value)})"
+            result[name] = text + (f", on which {' and '.join(kept)} bytes do not depend" if kept else ""), reach
     return result

@@ -97,6 +97,7 @@ def _numbers(profile: Profile) -> Iterator[Rule]:
         yield Rule(f"{key}: bytes_per_result_byte", ratio, -LARGEST_RATIO, LARGEST_RATIO)
         yield Rule(f"{key}: ratio_standard_error", workspace.ratio_standard_error, 0, ANY)
         yield Rule(f"{key}: samples", workspace.samples, 0, ANY)
+        yield Rule(f"{key}: least_result_bytes", workspace.least_result_bytes, 0, LARGEST_BYTES)
     yield Rule("allocator.roundup_power2_divisions", profile.allocator.roundup_power2_divisions, 0, LARGEST_ROUNDING)
     yield Rule("allocator.samples", profile.allocator.samples, 0, ANY)
     yield Rule("allocator.address_step_bytes", profile.allocator.address_step_bytes, 0, LARGEST_STEP)

@@ -28,6 +28,8 @@ class Reach(NamedTuple):
 OTHER_VERSION = Reach(COUNTERS, "another release may allocate other tensors")
 QUANTITY = Reach(COUNTERS, "the sizes of tensors were compared near the calibrated shapes only")
 OLD_PROFILE = Reach(COUNTERS, "each trait of a job could be outside of what it covered")
+EMULATED_ONLY = Reach(("reserved", "device"), "an emulated GPU has neither a real one's libraries nor the order of its "
+                                              "driver's addresses, which decide how blocks fit")
 FREE_MEMORY = Reach(COUNTERS, "ZeRO-1 and ZeRO-2 flatten parameters on the GPU where its free memory suffices, which "
                               "depends on what the allocator has reserved")
 FLATTENING = 5

@@ -65,7 +65,10 @@ def headline(course: Course) -> str:
     """The verdict in one line."""
     if course.failure is None:
         of = "" if course.limit_bytes is None else f" of {size_text(course.limit_bytes)}"
-        ends = {"uncertain": ", but with a little less memory it may not", None: ""}.get(course.verdict, "")
+        ends = ", but with a little less memory they may not" if course.verdict == "uncertain" else ""
+        if course.verdict == "fits" and course.chance and course.chance.failed:
+            ends = (f" with seed {course.sampling.seed}, but of {course.chance.seeds} seeds {course.chance.failed} "
+                    f"run{'s' * (course.chance.failed == 1)} out of memory")
         return (f"All {course.steps:,} steps run{ends}: PyTorch reserves at most "
                 f"{size_text(course.peak_reserved_bytes)}{of}.")
     may = "may run" if course.verdict == "uncertain" else "runs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from predictor.answer.loop_variants import is_fragile
 from predictor.answer.prediction import Prediction
 from predictor.report.units import size_text
 
@@ -19,7 +18,7 @@ def sentences(prediction: Prediction) -> list[str]:
     spread = f"{size_text(min(known))} to {size_text(max(known))}, {max(known) / min(known) - 1:.1%}"
     failing = len(lines) - len(known)
     dies = f", and the job runs out of memory in {failing} of {len(lines)}" if failing else ""
-    if is_fragile(prediction):
+    if prediction.is_fragile:
         return [f"Reserved memory is fragile: it depends on details of the loop ({spread}){dies}:", *lines]
     return [f"Reserved memory hardly depends on the loop where it survives ({spread}){dies}:" if failing else
             f"Reserved memory hardly depends on the loop ({spread}):", *lines]

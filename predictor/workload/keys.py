@@ -358,7 +358,8 @@ class Keys:
     allocator_conf: str | None = key(_AllocatorConf("SETTINGS"), None, "gpu",
                                      "as PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True")
     profile: str | None = key(Text("FILE"), None, "gpu",
-                              "calibration file; none: no calibration; default: the one shipped for the GPU, if any")
+                              "calibration file; none: no calibration; device, emulated: the shipped one that was "
+                              "measured there; default: the one shipped for the GPU, if any")
     versions: FrozenMap = key(Table(dict.fromkeys([*PINNED, "peft", "bitsandbytes"], _Version()), PINNED),
                               FrozenMap(PINNED), "gpu", "of torch, transformers, deepspeed, peft, bitsandbytes")
 

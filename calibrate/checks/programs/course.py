@@ -1,7 +1,8 @@
 """A course of the reference loop: each micro-step has its own batch, and the counters are read after every step.
 
-The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``empty_cache_steps`` (or null), ``held`` (how
-many batches are on the GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
+The first argument is a JSON file: ``workload`` (its keys), ``rank``, ``limit_bytes`` (what PyTorch may reserve on a
+real GPU, or null; an emulated one has no more), ``empty_cache_steps`` (or null), ``held`` (how many batches are on the
+GPU when a micro-step brings its own), and ``steps``, each a list of micro-batches with
 ``tokens`` (of each sample), ``images`` (of all), ``padding`` and ``pictures`` (sizes). ``evaluation``, if there is one,
 has such batches, too, with which the model is evaluated after ``every`` steps.
 """
@@ -32,11 +33,13 @@ def trained(task: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from calibrate.checks.programs import counters
-    from calibrate.emulator import host_values
+    from calibrate.emulator import host_values, is_emulated
+    from calibrate.job.job import limit_memory
     from calibrate.job.peaks import Counters
 
     host_values.install()
     torch.cuda.set_device(0)
+    limit_memory(None if is_emulated() else task["limit_bytes"])
     peaks = Counters(0)
     refused: list[int] = []
     attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]  # torch's stub lacks it

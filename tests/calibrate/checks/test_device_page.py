@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from calibrate.checks import device, device_page
+from calibrate.checks import device, device_page, device_steps
 from calibrate.probes.libraries import Libraries, StageMemory
 from calibrate.probes.operators import Convolution, OperatorMeasurement, Operators, traced
 from calibrate.records.record import Device
@@ -100,3 +100,26 @@ def test_without_the_gpu_nothing_is_left(check, monkeypatch, tmp_path, capsys):
     ("emulated of device", 0.25), ("predicted of device", -0.5), ("predicted of emulated", -0.6)])
 def test_a_difference_is_how_much_more_the_first_has(pair, difference):
     assert device_page.Peaks(device=8, emulated=10, predicted=4).differences()[pair] == difference
+
+
+H100 = device.PROFILES / "h100-80gb" / "device"
+
+
+def test_the_h100_and_the_h200_took_the_same_bytes_in_every_job_that_ran_on_both():
+    [row] = [line for line in device_steps.other_gpus(H100) if line.startswith("| h200")]
+    assert row == "| h200 | 24 | 24 | 24 |"
+
+
+def test_the_courses_of_llava_on_the_h100_are_as_simulated_after_every_step():
+    rows = [line.split(" | ") for line in device_steps.courses(H100) if line.startswith("| llava")]
+    assert len(rows) == 7 and {row[3] for row in rows} == {"0"}
+
+
+def test_a_course_died_on_the_h100_in_the_simulated_micro_step():
+    died = [line for line in device_steps.courses(H100) if "micro-step" in line and line.startswith("| ll")]
+    assert len(died) == 1 and "simulated:" not in died[0]
+
+
+def test_only_under_zero_2_did_the_pool_of_streams_grow():
+    rows = [line for line in device_steps.outside(H100) if line.startswith("| ") and " context (context)" in line]
+    assert [" 70 zeros (init)" in row for row in rows] == ["zero_stage 2" in row for row in rows]

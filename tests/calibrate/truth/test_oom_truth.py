@@ -116,7 +116,7 @@ def test_the_predicted_failure_is_the_reported_one(job, tmp_path):
 @pytest.mark.parametrize("keys", [{}, {"zero_stage": 2, "data_parallel_size": 2, "rank": 1}])
 def test_the_command_explains_the_death_and_its_remedies_survive(keys, tmp_path, capsys):
     asked = {"model": model_file(tmp_path), "sequence_length": 256, "per_device_train_batch_size": 8,
-             "capacity_bytes": 81 * MIB} | keys
+             "capacity_bytes": 81 * MIB, "profile": "emulated"} | keys
     log, file = tmp_path / "train.log", tmp_path / "job.json"
     log.write_text(f"step 1\n[rank1]: torch.OutOfMemoryError: {measure(Workload(**asked)).job.out_of_memory.message}\n")
     file.write_text(json.dumps(asked))

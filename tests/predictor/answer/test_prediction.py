@@ -72,7 +72,7 @@ def test_the_lower_end_of_a_whole_is_no_less_than_that_of_its_part():
 
 
 def test_a_loop_that_turns_an_uncertain_verdict_into_does_not_fit_is_told_with_its_bytes():
-    workload = Workload(model="llava-1.5-7b", recipe="finetune", per_device_train_batch_size=16, sequence_length=2048, zero_stage=2, data_parallel_size=8)
+    workload = Workload(model="llava-1.5-7b", recipe="finetune", per_device_train_batch_size=16, sequence_length=2048, zero_stage=2, data_parallel_size=8, profile="none")
     capacity = predict(workload, minimum_capacity=True).minimum_capacity_bytes - ASSUMED_RUNTIME_BYTES
     uncertain, kept = (predict(workload.replace(capacity_bytes=capacity, **keys)) for keys in ({}, {"keep_outputs": "next_forward"}))
     assert (uncertain.verdict, kept.verdict) == ("uncertain", "does_not_fit")

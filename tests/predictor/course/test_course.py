@@ -12,13 +12,15 @@ from predictor.allocator.simulate import Device
 from predictor.answer.course_prediction import predict_course
 from predictor.common.errors import InputError
 from predictor.course import cures
-from predictor.course.course import Request, Simulation
+from predictor.course.course import Chance, Request, Simulation
 from predictor.course.cures import Setting
 from predictor.course.intervals import wilson
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
 from predictor.course.sampler import Sampling
+from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
+from predictor.report.course import headline
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_llama
@@ -157,3 +159,22 @@ def test_cures_leave_out_what_is_set_already():
     assert "max_split_size_mb:128" in [cure.text for cure in cures.of(base)]
     assert "the longest batch first" not in [cure.text for cure in cures.of(
         replace(base, sampling=Sampling(longest_first=True)))]
+
+
+def test_a_batch_of_text_gets_the_images_of_the_shortest_sample_that_has_one_and_no_fewer_tokens():
+    runs = Simulation(Workload(**LLAVA), Samples(np.array([60, 70, 900, 700]), np.array([0, 0, 2, 1])), Request(steps=1))._runs
+    assert [runs.batch(np.array(indices)).shape for indices in ([0, 1], [0], [2, 0])] == [
+        Shape(2, 700, 2), Shape(1, 700, 1), Shape(2, 900, 2)]
+
+
+def test_samples_without_any_image_are_refused_if_the_images_of_a_formula_have_no_room():
+    runs = Simulation(Workload(**LLAVA), Samples(np.array([700, 900]), np.array([1, 1])), Request(steps=1))._runs
+    runs.samples = Samples(np.array([60, 70]), np.array([0, 0]))
+    with pytest.raises(InputError, match="samples: a batch of 70 tokens has no room for 2 image"):
+        runs.job(runs.batch(np.array([0, 1])))
+
+
+def test_a_course_that_runs_names_the_seeds_that_do_not():
+    course = Simulation(Workload(**LLAVA, gpu="a100-80gb"), lengths(), Request(steps=1)).run()
+    changed = replace(course, chance=Chance(6, 1, 0.03, 0.56, (7,), (3,)))
+    assert headline(changed).startswith("All 1 steps run with seed 42, but of 6 seeds 1 runs out of memory: ")

@@ -171,7 +171,7 @@ def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_reserves():
 
 def test_the_loop_of_a_caution_no_longer_fits_when_it_is_typed():
     asked = Workload(model="llava-1.5-7b", sequence_length=2048, per_device_train_batch_size=28, zero_stage=2,
-                     data_parallel_size=8, gpu="h100-80gb")
+                     data_parallel_size=8, gpu="h100-80gb", profile="emulated")
     said = [caution.text for caution in predict(asked).cautions]
     named = [keep for keep in KEEPING if any(f"(keep_outputs {keep})" in text for text in said)]
     assert named == ["backward"]

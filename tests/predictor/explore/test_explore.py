@@ -54,7 +54,8 @@ def test_candidates_know_the_worst_rank_and_its_peak_at_every_shape(keys):
 
 
 def test_a_model_without_images_is_put_beside_the_profiles_of_gpus():
-    asked = job(model="llama-3.1-8b", recipe="lora", lora={"r": 16}, zero_stage=None, data_parallel_size=1, gpu="h100-80gb")
+    asked = job(model="llama-3.1-8b", recipe="lora", lora={"r": 16}, zero_stage=None, data_parallel_size=1, gpu="h100-80gb",
+                profile="emulated")
     own, backend = settings.engine_of(asked.workload), asked.formula.provenance["key"]["sdpa_backend"]
     found = settings.Settings(
         asked.workload, gpus={"h100-80gb": gpus.find("h100-80gb")}, backends={"h100-80gb": backend},
@@ -152,7 +153,7 @@ def test_the_page_has_the_usual_engines_and_every_gpu_that_is_modelled():
 
 
 @pytest.mark.parametrize("gpu, asked, used", [
-    ("h200", None, "none"), ("h200", "h200/profile-device.json", "h200/profile-device.json"), ("h100-80gb", None, None)])
+    ("h200", None, "emulated"), ("h200", "h200/profile-device.json", "h200/profile-device.json"), ("a100-80gb", None, None)])
 def test_a_shipped_profile_that_changes_sizes_is_left_out_unless_it_is_asked_for(gpu, asked, used):
     assert settings.profile_of(Workload(model=MODEL, gpu=gpu, profile=asked), gpu) == used
 
@@ -199,7 +200,7 @@ def test_a_page_of_a_training_has_its_command_and_what_of_it_is_not_modelled(tmp
 
 def test_the_command_of_a_page_has_the_deepspeed_config_that_was_read_which_an_engine_by_an_option_replaces(tmp_path, capsys):
     config = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": True}}
-    job, options = tmp_path / "job.json", ["--recipe", "finetune", "--gpu", "h100-80gb", "--capacity-bytes", "60GiB", "--data-parallel-size", "4"]
+    job, options = tmp_path / "job.json", ["--recipe", "finetune", "--gpu", "a100-80gb", "--capacity-bytes", "60GiB", "--data-parallel-size", "4"]
     job.write_text(json.dumps({"output_dir": "x", "model_name_or_path": MODEL, "max_length": 1024, "bf16": True, "deepspeed": config}))
     assert main(["explore", "--from", str(job), *options, "--degrees", "4", "-o", str(tmp_path / "page.html")]) == 0
     capsys.readouterr()

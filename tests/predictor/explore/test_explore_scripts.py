@@ -244,7 +244,8 @@ def test_what_would_fit_does(setting):
     {"engine": "ddp", "data_parallel_size": 2, "per_device_train_batch_size": 40}], ids=str)
 def test_remedies_are_those_of_predict_in_its_order(keys, tmp_path, formula_cache):
     (tmp_path / "config.json").write_text(json.dumps(small_config()))
-    keys = {"model": str(tmp_path), "sequence_length": 2048, "gpu": "h100-80gb", "capacity_bytes": 3 << 30} | keys
+    keys = {"model": str(tmp_path), "sequence_length": 2048, "gpu": "h100-80gb", "profile": "emulated",
+            "capacity_bytes": 3 << 30} | keys
     page = made(**keys)
     unknown = Scripts(page)("setting => changesOf(data, setting).unknown", page.document["first"])
     theirs = [(change_text(remedy), remedy.peak_reserved_bytes, remedy.costs[0], list(remedy.differs))

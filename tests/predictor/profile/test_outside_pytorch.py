@@ -60,7 +60,8 @@ def test_each_communicator_of_an_engine_takes_its_share(engine, ranks, expected)
         mib << 20 for mib in expected)
 
 
-@pytest.mark.parametrize("keys", [{"gpu": "a100-40gb", "profile": "none"}, {"gpu": "h100-80gb"}], ids=["none", "emulated"])
+@pytest.mark.parametrize("keys", [{"gpu": "a100-40gb", "profile": "none"}, {"gpu": "h100-80gb", "profile": "emulated"}],
+                         ids=["none", "emulated"])
 def test_the_device_peak_has_the_assumed_range_where_no_device_was_seen(keys):
     found = predict(Workload(**JOB, **keys))
     bounds = outside_pytorch.assumed(gpus.find(keys["gpu"]), 1, 0).all

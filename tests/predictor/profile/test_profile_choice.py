@@ -22,7 +22,7 @@ from predictor.profile import profile
 from predictor.profile.calibration import Interval
 from predictor.profile.job_traits import KEYS_WITHOUT_TRAIT, LEARNED_TRAITS, TRAITS, traits_of
 from predictor.profile.profile import EXTRAPOLATION, Choice, widened
-from predictor.profile.reach import OTHER_VERSION
+from predictor.profile.reach import EMULATED_ONLY, OTHER_VERSION
 from predictor.workload.keys import KEYS, PINNED
 from predictor.workload.workload import Workload
 from tests.predictor.profile.test_profile import calibration, written
@@ -148,7 +148,23 @@ def extrapolated(job: Workload) -> tuple[str, ...]:
     """The ways in which a job is outside of its GPU's shipped profile, with the kernel that ``auto`` takes there."""
     backend = {"h100-80gb": "cudnn", "a100-80gb": "flash"}[job.gpu] if job.attn_implementation == "sdpa" else ""
     known = Traced({"key": {"sdpa_backend": backend}})
-    return profile.choose(None, job.gpu, PINNED, {}, traits_of(asked(job), known)).extrapolates
+    return nowhere_covered(profile.choose(None, job.gpu, PINNED, {}, traits_of(asked(job), known)))
+
+
+def nowhere_covered(chosen: Choice) -> tuple[str, ...]:
+    """The ways in which a job is outside of all that was measured of its GPU, also of the emulated one."""
+    return tuple(way for way, reach in chosen.outside.items() if reach is not EMULATED_ONLY)
+
+
+def test_what_only_an_emulated_gpu_measured_widens_reserved_and_device_bytes_once():
+    job = workload(gpu="h100-80gb", padding="packed", dtype="fp16")
+    chosen = dispatch.prepare(job).profile
+    assert [chosen.times(counter) for counter in ("requested", "allocated", "reserved", "device")] == [0, 0, 1, 1]
+
+
+def test_the_profile_of_a_real_gpu_covers_no_more_than_it_measured_if_it_is_named():
+    job = workload(gpu="h100-80gb", optim="adafactor", profile="device")
+    assert dispatch.prepare(job).profile.ways("requested")
 
 
 @pytest.mark.parametrize("gpu", ["h100-80gb", "a100-80gb"])
@@ -185,14 +201,14 @@ def test_the_measured_jobs_of_a_shipped_profile_extrapolate_nothing(gpu):
         job = row.workload().replace(gpu=gpu)
         backend = job.sdpa_backend.replace("auto", {"h100-80gb": "cudnn", "a100-80gb": "flash"}[gpu])
         known = {"key": {"sdpa_backend": backend if job.attn_implementation == "sdpa" else ""}}
-        assert profile.choose(None, gpu, PINNED, {}, traits_of(asked(job), Traced(known))).extrapolates == (), row.id
+        assert nowhere_covered(profile.choose(None, gpu, PINNED, {}, traits_of(asked(job), Traced(known)))) == (), row.id
 
 
 def test_a_model_of_other_parts_is_extrapolation(tmp_path):
     other = tmp_path / "config.json"
     other.write_text(json.dumps(small_config() | {"text_config": {"model_type": "mistral"}}))
     said = traits_of(asked(workload(model=str(other))), Traced({"key": {"sdpa_backend": "cudnn"}}))
-    assert profile.choose(None, "h100-80gb", PINNED, {}, said).extrapolates == (
+    assert nowhere_covered(profile.choose(None, "h100-80gb", PINNED, {}, said)) == (
         "model llava of mistral and clip_vision_model (calibrated with llava of llama and clip_vision_model, llava of "
         "mistral and pixtral, llava of qwen2 and siglip_vision_model, gemma3 of gemma3_text and siglip_vision_model, gpt2 "
         "and 17 others)",)
@@ -265,6 +281,12 @@ def test_of_two_real_gpus_the_one_of_fewer_other_versions_wins(shipped):
 def test_of_equals_the_first_by_name_wins(shipped):
     shipped(b=calibration(), a=calibration())
     assert chosen() == "h100-80gb/profile-a.json"
+
+
+@pytest.mark.parametrize("requested, name", [("device", "a"), ("emulated", "b")])
+def test_a_shipped_profile_is_asked_for_by_where_it_was_measured(shipped, requested, name):
+    shipped(a=calibration(measured_on="device"), b=calibration(measured_on="emulated"))
+    assert profile.choose(requested, "h100-80gb", PINNED, {}).name == f"h100-80gb/profile-{name}.json"
 
 
 def test_a_bad_file_among_those_shipped_does_not_matter_to_one_that_is_named(shipped, tmp_path):

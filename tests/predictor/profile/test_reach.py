@@ -15,7 +15,7 @@ OLD_DEEPSPEED = {"deepspeed": "0.17.6"}
 
 
 def workload(**changes) -> Workload:
-    return Workload(**{"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb"} | changes)
+    return Workload(**{"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "h100-80gb", "profile": "emulated"} | changes)
 
 
 def widened(**changes) -> list[str]:
