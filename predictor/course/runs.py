@@ -178,12 +178,16 @@ class BatchRuns:
         return self._known[batch]
 
     def _check_room(self, batch: Batch, job: Job) -> None:
-        """Checks that the images with which a batch is simulated fit into its rows."""
+        """Checks that the images with which a batch is simulated fit into its rows. Those of samples whose pictures
+        have one size are checked sample by sample (:func:`predictor.answer.course_prediction.predict_course`)."""
+        checked = self._stand_in is not None and not self.samples.pictures
+        if checked or not self._media or batch.padding == "packed":
+            return
         images = math.ceil(batch.shape.images / batch.shape.batch)
-        if self._media and batch.padding != "packed" and batch.shape.sequence <= job.formula.facts.room(images):
+        if batch.shape.sequence <= job.formula.facts.room(images):
             raise InputError(f"samples: a batch of {batch.shape.sequence:,} tokens has no room for "
-                             f"{batch.shape.images} image(s), and a batch without images is not predicted: give "
-                             "samples of which some have images")
+                             f"{batch.shape.images} image(s): count the tokens of images, too (a batch of text alone "
+                             "is predicted only if other samples have images)")
 
     def _kind(self, batch: Batch) -> Hashable:
         regime: Regime = regimes_at(self._request(batch), [batch.shape])[0]

@@ -149,7 +149,10 @@ def _csv(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if row and len(row) != len(names):
             raise InputError(f"{where}: has {len(row)} value(s), but the first line names {len(names)} column(s)")
         if row:
-            yield where, {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
+            sample: dict[str, Any] = {column: _number(cell) for column, cell in zip(names, row) if cell.strip()}
+            if "image_sizes" in names and "images" not in names:  # no size is no image, as [] is in JSON
+                sample.setdefault("image_sizes", [])
+            yield where, sample
 
 
 def _rows(reader: Any, name: str) -> Iterator[list[str]]:

@@ -17,6 +17,7 @@ from predictor.course.cures import Setting
 from predictor.course.intervals import wilson
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
+from predictor.course.runs import BatchRuns
 from predictor.course.sampler import Sampling
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
@@ -168,8 +169,7 @@ def test_a_batch_of_text_gets_the_images_of_the_shortest_sample_that_has_one_and
 
 
 def test_samples_without_any_image_are_refused_if_the_images_of_a_formula_have_no_room():
-    runs = Simulation(Workload(**LLAVA), Samples(np.array([700, 900]), np.array([1, 1])), Request(steps=1))._runs
-    runs.samples = Samples(np.array([60, 70]), np.array([0, 0]))
+    runs = BatchRuns(Workload(**LLAVA).fill(images_per_sample=1), Samples(np.array([60, 70]), np.array([0, 0])))
     with pytest.raises(InputError, match="samples: a batch of 70 tokens has no room for 2 image"):
         runs.job(runs.batch(np.array([0, 1])))
 
