@@ -146,10 +146,13 @@ class Campaign:
     def _outside(self) -> None:
         """What grows outside PyTorch's allocator, operation by operation. The emulated GPU has nothing there."""
         if self._is_real:
-            tasks = [loops.workload_of({**job, "gpu": self._where.gpu}).resolved()
-                     for job in json.loads(OUTSIDE.read_text())]
-            module = f"{programs.__name__}.outside"
-            self._once("outside.json", lambda: device_query.run_task(module, self._where, tasks))
+            self._once("outside.json", self._grown)
+
+    def _grown(self) -> dict[str, Any]:
+        jobs = json.loads(OUTSIDE.read_text())
+        workloads = [loops.workload_of({**job, "gpu": self._where.gpu}).resolved() for job in jobs]
+        answer = device_query.run_task(f"{programs.__name__}.outside", self._where, workloads)
+        return {"jobs": [{**grown, "job": job} for job, grown in zip(jobs, answer["jobs"])]}
 
     def _courses(self) -> None:
         """Courses of varied batches: what PyTorch's counters say after every step, several at a time."""

@@ -101,15 +101,10 @@ def outside(directory: Path) -> Iterator[str]:
     yield table_header("job", "growths", "in all, MiB")
     for job in jobs:
         grown = [one for one in job["growths"] if abs(one["grew_bytes"]) >= HALF_MIB]
-        yield table_row(_outside_name(job["job"]), ", ".join(
+        yield table_row(name_of(job["job"]), ", ".join(
             f"{one['grew_bytes'] / 2**20:,.0f} {one['operation'].removeprefix('aten.').removesuffix('.default')}"
             f" ({one['moment']})" for one in grown), f"{sum(one['grew_bytes'] for one in grown) / 2**20:,.0f}")
     yield ""
-
-
-def _outside_name(job: Mapping[str, Any]) -> str:
-    keys = ("recipe", "engine", "zero_stage", "optim", "sdpa_backend", "attn_implementation", "mixed_precision")
-    return " · ".join([Path(job["model"]).stem, *(f"{key} {job[key]}" for key in keys if job.get(key) is not None)])
 
 
 def other_gpus(directory: Path) -> Iterator[str]:
