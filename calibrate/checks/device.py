@@ -7,7 +7,7 @@
     python scripts/check.py device --gpu h200 --table-only       # the page from the saved files
 
 Measures in this order: the memory of the CUDA context and of each library (NVML); allocations of single operators that
-the tracer does not list; before which operation memory outside PyTorch's allocator grows; the jobs of
+the tracer does not list; after which operation memory outside PyTorch's allocator grows; the jobs of
 calibrate/checks/device.json, explained allocation by allocation; courses of device_course.json, whose batches vary,
 after every step; loops as people write them (loops.json); the programs of calibrate/checks/programs/; the jobs of
 device_further.json, of other models and recipes, only their peaks; five of the first jobs once more; for two jobs the
@@ -66,6 +66,7 @@ OUTSIDE = Path(__file__).with_name("device_outside.json")
 WHOLE = "gemma-3-4b"
 """A model of the loops that is left out: beside others it may not have room."""
 LARGE_BYTES = 100 << 30
+"""Memory of a GPU on which four jobs have room beside each other."""
 ALONE = (("several_processes",), ("one_rank_nccl",))
 OTHERS = (
     ("compiled", "compiled"), ("trainer_run", "bf16"), ("trainer_run", "fp16"), ("varied_steps",),

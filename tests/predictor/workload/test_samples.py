@@ -28,6 +28,13 @@ def test_sizes_are_read_and_counted(tmp_path, name):
     assert found.cut(500).tokens.tolist() == [500, 400, 30] and found.cut(500).pictures == SIZES
 
 
+def test_sizes_of_some_samples_with_images_are_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tokens": 900, "image_sizes": ["768x1024"]}\n{"tokens": 400, "images": 1}\n')
+    with pytest.raises(InputError, match="sample 2: has no image_sizes, but others have"):
+        samples.read(str(path))
+
+
 def test_a_sample_without_pictures_says_so_in_csv(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("tokens,images,image_sizes\n900,2,768x1024 640\n30,0,\n")
