@@ -131,12 +131,13 @@ class Job:
 def _plain_batch(runs: BatchRuns, indices: np.ndarray) -> dict[str, Any]:
     """A batch of these samples as the program reads it."""
     batch = runs.batch(indices)
+    packed = batch.padding == "packed"
     return {"padding": batch.padding, "pictures": batch.pictures, "images": batch.shape.images,
-            "tokens": runs.samples.tokens[indices].tolist()}
+            "tokens": runs.samples.tokens[indices].tolist() if packed else [batch.row_tokens] * len(indices)}
 
 
 def drawn_samples(longest: int, *, count: int, seed: int, median: float, images: int = 0, shortest: int = 16,
-                  varied: str = "") -> Samples:
+                  varied: str = "", pictured: float = 1) -> Samples:
     """Samples whose lengths follow a log-normal distribution, as those of instruction data do.
 
     Args:
@@ -146,6 +147,7 @@ def drawn_samples(longest: int, *, count: int, seed: int, median: float, images:
         shortest: tokens of the shortest sample.
         varied: ``numbers``: each sample has 1 to ``images`` images, of :data:`TOKENS_OF_LLAVA` tokens. ``sizes``:
             images have sizes of :data:`PICTURES`, whose tokens are added to the text's.
+        pictured: probability that a sample has images; the others have text alone.
     """
     numbers = np.random.default_rng(seed)
     tokens = np.clip(numbers.lognormal(np.log(median), 0.4, count).astype(np.int64), shortest, longest)
@@ -153,10 +155,17 @@ def drawn_samples(longest: int, *, count: int, seed: int, median: float, images:
         counts = numbers.integers(1, images + 1, count)
         return Samples(np.maximum(tokens, counts * TOKENS_OF_LLAVA + shortest), counts)
     if varied != "sizes":
-        return Samples(tokens, np.full(count, images))
+        return Samples(tokens, images * _shown(numbers, count, pictured))
     chosen = [tuple(PICTURES[index] for index in row) for row in numbers.integers(len(PICTURES), size=(count, images))]
+    shown = _shown(numbers, count, pictured)
+    chosen = [sizes if has else () for sizes, has in zip(chosen, shown)]
     filled = [sum(height * width // MERGED_SIDE**2 + 1 for height, width in sizes) for sizes in chosen]
-    return Samples(np.minimum(tokens + filled, longest), np.full(count, images), tuple(chosen))
+    return Samples(np.minimum(tokens + filled, longest), images * shown, tuple(chosen))
+
+
+def _shown(numbers: np.random.Generator, count: int, pictured: float) -> np.ndarray:
+    """``int64[count]``: 1 for samples with images, 0 for the others."""
+    return (numbers.random(count) < pictured).astype(np.int64)
 
 
 def jobs(args: Namespace) -> list[Row]:

@@ -53,7 +53,7 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
     shape = request.shape
     config = code_models.at_shape(request.config, shape)
     inputs = inputs_of(config, model, workload.image_sizes, workload.video_frames, workload.dtype)
-    facts = parser.describe(model, inputs.tokens_among(1), inputs.image_tokens(shape))
+    facts = parser.describe(model, inputs.tokens_among(min(shape.images, 1)), inputs.image_tokens(shape))
     training_job.check_room(request, facts)
     batch = host_batch(inputs, workload)
     choose_attention(workload.sdpa_backend)

@@ -60,7 +60,7 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
                                 replace(request, evaluating=evaluating), progress, tell)
         if not taken.pictures:
-            check_room(taken, simulation.job.formula.facts.tokens_per_image)
+            check_room(taken, simulation.tokens_per_image)
         course = simulation.run()
         job = simulation.heaviest(course)
         prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)

@@ -77,8 +77,10 @@ class Dataset:
 
     @property
     def least_images(self) -> int:
-        """The smallest number of images that formulas cover. Batches with fewer are predicted with this number."""
-        return min(self.size, 2) if models.find(self.workload.model).kind is Modality.IMAGE_TEXT else 0
+        """The smallest number of images that a batch is predicted with, where samples have any: one or none would need
+        a formula of its own, which the worst batch rarely has."""
+        takes_images = models.find(self.workload.model).kind is Modality.IMAGE_TEXT
+        return min(self.size, 2) if takes_images and self.samples.images.any() else 0
 
     def worst(self) -> training_job.Job:
         """The job of the batch with the highest requested peak.

@@ -260,6 +260,11 @@ class Simulation:
         self._left_out = len(different) - len(self._ranks)
         self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling)
 
+    @property
+    def tokens_per_image(self) -> int:
+        """Tokens that an image fills; 0 if no sample has one."""
+        return self._runs.tokens_per_image
+
     def heaviest(self, course: Course) -> Job:
         """The job of the training batch of a course's rank that requests the most memory.
 
@@ -374,8 +379,8 @@ class Simulation:
             yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
         if self._workload.padding == "packed" and self._request.sampling.packing == "none":
             yield "rows that are packed before training, which hold as many samples as fit: add --packing bfd"
-        if self._runs.lacks_images:
-            yield "batches with fewer images than formulas cover: they are simulated with that many"
+        if self._runs.adds_images:
+            yield "batches of text alone: they are simulated with the images of the shortest sample that has some"
         if self._request.sampling.strategy == "group_by_length":
             yield "the Trainer's own order of batches: group_by_length draws it from a generator whose state is unknown"
         if worst.unmatched:

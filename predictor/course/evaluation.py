@@ -86,6 +86,11 @@ class EvaluationRuns(BatchRuns):
             self._parts[micro] = forward_of(micro)
         return self._parts[micro], self.sizes(micro.events, kind, job, batch)
 
+    @property
+    def _agree_on_images(self) -> bool:
+        """No: nothing gets a gradient, and sharded weights are not evaluated."""
+        return False
+
     def _job_of(self, request: Request) -> Job:
         return training_job.job_of_evaluation(request, self._progress)
 

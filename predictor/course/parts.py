@@ -21,6 +21,7 @@ import numpy as np
 from predictor.events.events import FACTORS, MOMENTS, EventList, EventType, Factor, Moment, Tag
 from predictor.events.instances import instances
 from predictor.events.micro_step import MicroStep
+from predictor.events.sizes import Workspace
 
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = map(MOMENTS.index, (Moment.FORWARD, Moment.BACKWARD, Moment.OPTIMIZER_STEP))
 INPUT: tuple[Hashable, ...] = ("input",)
@@ -28,7 +29,8 @@ INPUT: tuple[Hashable, ...] = ("input",)
 STEADY = 3
 """The step of a composed run from which all later ones are taken."""
 Name = tuple[Hashable, ...]
-"""A buffer that outlives its part: where it was made, its module, operator, factor, and its number among equal ones."""
+"""A buffer that outlives its part: where it was made, its module, operator, factor, and its number among equal ones;
+of a library's workspace, its function, whether backward made it, and its number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,6 +222,15 @@ class CutRun:
             lives.append(part)
         return lives[0], lives[1]
 
+    @cached_property
+    def _libraries(self) -> dict[int, str]:
+        """Size row -> the function of its workspace, for workspaces that a library makes at its first call and keeps:
+        one for the thread of forward and one for that of backward, whichever operator calls first."""
+        sizes = self.events.sizes
+        return {int(row): term.function for column, term in enumerate(sizes.terms)
+                if isinstance(term, Workspace) and not term.dimensions
+                for row in np.flatnonzero(sizes.coefficients[:, column])}
+
     def _named(self) -> dict[int, Name]:
         """The name of each buffer that outlives its part."""
         events, buffers = self.events, self.events.buffers
@@ -228,12 +239,16 @@ class CutRun:
         made = events.buffer[events.kind == EventType.ALLOCATE]
         counts: Counter[tuple[int, Name]] = Counter()
         names: dict[int, Name] = {}
+        in_backward = np.zeros(len(buffers), dtype=bool)
+        in_backward[made] = events.moment[events.kind == EventType.ALLOCATE] == _BACKWARD
         for row in made[outlives[made]].tolist():
             part = int(self._born[row])
             step, place = places[part]
             kind = "start" if not step else "optimizer" if place == self._micro_steps else min(place, 1)
-            name = (kind, events.names[buffers.module[row]], events.names[buffers.operator[row]],
-                    int(buffers.factor[row]))
+            name: Name = (kind, events.names[buffers.module[row]], events.names[buffers.operator[row]],
+                          int(buffers.factor[row]))
+            if library := self._libraries.get(int(buffers.size[row])):
+                name = library, bool(in_backward[row])
             names[row] = (*name, counts[part, name])
             counts[part, name] += 1
         return names

@@ -26,9 +26,9 @@ from predictor.jobs import training_job
 from predictor.jobs.training_job import Job
 from predictor.model import models
 from predictor.model.equal_pictures import of_one_kind
-from predictor.model.model_config import Modality
 from predictor.model.request import Request
 from predictor.profile import corrections
+from predictor.workload.engines import ENGINES
 from predictor.workload.samples import Samples, Sizes
 from predictor.workload.workload import Workload
 
@@ -63,12 +63,15 @@ class BatchRuns:
         workload: its batch is the largest of the course; its sequence length cuts longer samples.
         samples: tokens and images of each sample; images of text models are left out.
         progress: shows the shapes that are traced.
+
+    Attributes:
+        adds_images: whether a batch of text alone was given images.
     """
 
     def __init__(self, workload: Workload, samples: Samples, progress: Progress | None = None) -> None:
         self.workload, self.samples = workload, samples
         self._config, self._progress = models.find(workload.model), progress
-        self._media = self._config.kind is Modality.IMAGE_TEXT
+        self.adds_images = False
         self._requests: dict[Hashable, Request] = {}
         self._jobs: dict[Hashable, Job] = {}
         self._known: dict[Batch, tuple[Hashable, Job]] = {}
@@ -77,9 +80,11 @@ class BatchRuns:
         self._constants: dict[EventList, np.ndarray] = {}
 
     @property
-    def lacks_images(self) -> bool:
-        """Whether samples of a model that takes images have none."""
-        return self._media and not self.samples.images.all()
+    def tokens_per_image(self) -> int:
+        """Tokens that an image fills; 0 if no sample has one."""
+        if self._stand_in is None:
+            return 0
+        return self.job(self._alone(self._stand_in)).formula.facts.tokens_per_image
 
     @cached_property
     def _stand_in(self) -> int | None:
@@ -87,20 +92,41 @@ class BatchRuns:
         with_images = np.flatnonzero(self.samples.images)
         return int(with_images[np.argmin(self.samples.tokens[with_images])]) if len(with_images) else None
 
+    @cached_property
+    def _agree_on_images(self) -> bool:
+        """Whether ranks wait for each other if the batch of only one of them has images: the weights are sharded, or
+        images give gradients to some that text does not."""
+        assert self._stand_in is not None  # the caller looks
+        with_images = self._alone(self._stand_in)
+        without = replace(with_images, shape=replace(with_images.shape, images=0), pictures=())
+        jobs = self.job(with_images), self.job(without)
+        trained, of_text = ({*job.formula.micro.ready[:, 1].tolist()} for job in jobs)
+        return trained != of_text or not ENGINES[jobs[0].setup.engine].whole
+
     def batch(self, indices: np.ndarray) -> Batch:
-        """The batch of these samples. If none has an image, two of them get those of the shortest sample that has one,
-        and no fewer tokens than it has."""
-        least = min(len(indices), 2) if self._media else 0
+        """The batch of these samples.
+
+        A batch of text alone, for which ranks would wait for each other, gets images, as programs for such samples do
+        it: two of its samples get those of the shortest sample that has some, and no fewer tokens than it has.
+        """
         tokens = self.samples.tokens[indices]
-        if least and not self.samples.images[indices].any() and self._stand_in is not None:
-            longest = np.argsort(tokens)[-least:]
+        if not self.samples.images[indices].any() and self._stand_in is not None and self._agree_on_images:
+            self.adds_images = True
+            longest = np.argsort(tokens)[-2:]
             tokens[longest] = np.maximum(tokens[longest], self.samples.tokens[self._stand_in])
-            indices = np.full(least, self._stand_in)
-        images = int(self.samples.images[indices].sum())
+            indices = np.full(len(longest), self._stand_in)
+        return self._of(tokens, indices)
+
+    def _alone(self, index: int) -> Batch:
+        """The batch of one sample."""
+        return self._of(self.samples.tokens[[index]], np.array([index]))
+
+    def _of(self, tokens: np.ndarray, pictured: np.ndarray) -> Batch:
+        """The batch of samples of so many tokens, with the images of the samples ``pictured``."""
+        images = int(self.samples.images[pictured].sum())
         pictures: Sizes = ()
         if self.samples.pictures:
-            pictures = of_one_kind(self._config, sum((self.samples.pictures[index] for index in indices.tolist()), ()))
-        images = max(images, least)
+            pictures = of_one_kind(self._config, sum((self.samples.pictures[index] for index in pictured.tolist()), ()))
         if self.workload.padding == "packed":
             return Batch(Shape.packed(len(tokens), int(tokens.sum()), images), "packed", pictures)
         return Batch(Shape(len(tokens), int(tokens.max()), images), "right" if np.ptp(tokens) else "none", pictures)
@@ -173,21 +199,8 @@ class BatchRuns:
                               replace(batch.shape, sequence=0))
                 job = self._jobs.get(kind) or self._job_of(self._request(batch))
                 self._jobs[kind] = job
-            self._check_room(batch, job)
             self._known[batch] = kind, job
         return self._known[batch]
-
-    def _check_room(self, batch: Batch, job: Job) -> None:
-        """Checks that the images with which a batch is simulated fit into its rows. Those of samples whose pictures
-        have one size are checked sample by sample (:func:`predictor.answer.course_prediction.predict_course`)."""
-        checked = self._stand_in is not None and not self.samples.pictures
-        if checked or not self._media or batch.padding == "packed":
-            return
-        images = math.ceil(batch.shape.images / batch.shape.batch)
-        if batch.shape.sequence <= job.formula.facts.room(images):
-            raise InputError(f"samples: a batch of {batch.shape.sequence:,} tokens has no room for "
-                             f"{batch.shape.images} image(s): count the tokens of images, too (a batch of text alone "
-                             "is predicted only if other samples have images)")
 
     def _kind(self, batch: Batch) -> Hashable:
         regime: Regime = regimes_at(self._request(batch), [batch.shape])[0]

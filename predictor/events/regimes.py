@@ -209,7 +209,8 @@ TEXT = {Rows.PADDED: (33, 77, 131, 209, 301), Rows.WHOLE: (40, 80, 136, 208, 304
 PER_SAMPLE: dict[tuple[Amount | Exactly, Amount | Exactly | ForEachSample], tuple[int, ...]] = {
     (Amount.MANY, Amount.NONE): (0,), (Amount.MANY, Amount.ONE): (1,), (Amount.MANY, Amount.MANY): (1, 2),
     (Amount.ONE, Amount.NONE): (0,), (Amount.ONE, Amount.ONE): (1,), (Amount.ONE, Amount.MANY): (2, 3)}
-"""Images of a sample in the traced shapes, by the regime's samples and images."""
+"""Images of a sample in the traced shapes, by the regime's samples and images; of several samples with one image
+together, the first has it."""
 FEWEST_UNITS = 2
 """The smallest member of a family that is traced: it has the events of a single pass and of a second one."""
 FAMILY_PLAN = ((0, 0), (1, 1), (2, 2), (0, 3), (1, 0), (0, 4), (1, 4))
@@ -249,7 +250,8 @@ def traced_shapes(regime: Regime, room_for: Callable[[int], int] = lambda images
     sequences = _sequences(regime, room_for(max(per_sample)))
     if regime.samples is Amount.ONE:
         return [Shape(1, sequences[k], per_sample[k % len(per_sample)]) for k in range(len(per_sample) + 3)]
-    return [Shape(batches[b], sequences[t], batches[b] * per_sample[i]) for b, t, i in PLAN]
+    return [Shape(batches[b], sequences[t], 1 if regime.images is Amount.ONE else batches[b] * per_sample[i])
+            for b, t, i in PLAN]
 
 
 def _shapes_of_family(regime: Regime, room_for: Callable[[int], int], plan: Sequence[tuple[int, int]]) -> list[Shape]:

@@ -380,6 +380,6 @@ def _shapes(found: Settings, backend: str) -> list[dict[str, int | None]]:
     for (start, whole, ragged), (batch, images) in product(found.rows[backend], counts):
         for rows in dict.fromkeys((whole, ragged)):
             least = -(-max(start, room(images) + images + 1) // 8) * 8 + (rows != whole)
-            shapes.append({"per_device_train_batch_size": batch, "images_per_sample": images if own else None,
+            shapes.append({"per_device_train_batch_size": batch, "images_per_sample": images if own else 0,
                            "sequence_length": None if rows == Rows.NONE.value else least})
     return shapes

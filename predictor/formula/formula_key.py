@@ -54,16 +54,19 @@ def formula_key(request: Request) -> store.Key:
         transformers=workload.versions["transformers"], sharded=workload.zero_stage == 3, lora=lora.adapters(workload),
         liger=PINNED_LIGER if workload.use_liger_kernel else "", wrapped=fsdp.unit_names(workload),
         dtype=workload.dtype, mixed_precision=workload.mixed_precision,
-        quantization=quantization.quantized(workload), image_sizes=_image_sizes(workload, config),
-        video_frames=workload.video_frames, no_grad=workload.no_grad,
+        quantization=quantization.quantized(workload), image_sizes=_image_sizes(request),
+        video_frames=workload.video_frames if request.shape.images else None, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
         keeps_outputs=workload.keep_outputs != "none", loss="" if workload.loss == "model" else workload.loss,
         flat=fsdp.flat_units(workload))
 
 
-def _image_sizes(workload: Workload, config: ModelConfig) -> tuple[tuple[int, int], ...]:
-    """Sizes of pictures that stand for those of the workload; none if the model always takes the same size."""
-    if config.image_size:
+def _image_sizes(request: Request) -> tuple[tuple[int, int], ...]:
+    """Sizes of pictures that stand for those of the workload; none without pictures, or if the model always takes the
+    same size."""
+    workload, config = request.workload, request.config
+    assert config is not None  # as in formula_key
+    if config.image_size or not request.shape.images:
         return ()
     return workload.image_sizes if workload.video_frames else of_one_kind(config, workload.image_sizes)
 

@@ -33,7 +33,7 @@ def formula_of(config: ModelConfig, key: store.Key, shape: Shape, dtype: str, pr
     chosen = interpreter.CHOSEN.get()
 
     def trace(key: store.Key) -> Formula:
-        if not key.video_frames and not isinstance(config, code_models.CodeModel):
+        if shape.images and not key.video_frames and not isinstance(config, code_models.CodeModel):
             config.check_image_size(key.image_sizes)  # before torch is imported
         return chosen.trace(config, key) if chosen else tracing.trace_formula(config, key, progress=progress)
 

@@ -161,7 +161,7 @@ def _traced(traced: _Traced, key: Key, progress) -> Formula:
     from predictor.trace import liger
 
     model, inputs, first = traced.model, traced.inputs, regimes.traced_shapes(key.regime)[0]
-    facts = parser.describe(model, inputs.tokens_among(max(1, -(-first.images // first.batch))),
+    facts = parser.describe(model, inputs.tokens_among(-(-first.images // first.batch)),
                             () if key.regime.is_wide else inputs.image_tokens(key.forward_shape(first)))
     with existing_objects_skipped(), liger.on_meta(model) if key.liger else nullcontext():
         micro, repeats = _fitted(traced, key, facts, progress)

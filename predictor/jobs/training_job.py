@@ -291,11 +291,10 @@ def resolve(workload: Workload) -> Request:
     if not tokens and workload.sequence_length is not None:
         raise InputError(f"sequence_length {workload.sequence_length}: {config.name} takes no tokens; leave it out")
     per_sample = workload.images_per_sample
-    if per_sample is not None and (bool(per_sample) != images or (not tokens and per_sample > 1)):
-        media = "audio clips" if config.kind is Modality.AUDIO_TEXT else "images"
+    may_be_none = not images or config.kind in (Modality.IMAGE_TEXT, Modality.AUDIO_TEXT)
+    if per_sample is not None and (per_sample > int(images and tokens) * per_sample or not (per_sample or may_be_none)):
         takes = "one image a sample" if not tokens else \
-            "one audio clip a sample" if config.kind is Modality.SPEECH else \
-            f"{media}, and samples without are not predicted yet" if images else "no images"
+            "one audio clip a sample" if config.kind is Modality.SPEECH else "no images"
         raise InputError(f"images_per_sample {per_sample}: {config.name} takes {takes}; leave it out")
     check_pictures(workload, config)
     checkpoints = {"gradient_checkpointing": False} if isinstance(config, code_models.CodeModel) else {}
@@ -377,11 +376,15 @@ def evaluation_key(request: Request) -> store.Key:
 
 
 def check_shape(request: Request, formula: Formula) -> None:
-    """Checks that the sequence has room for its images, and that the kernels of 4-bit layers can take its rows.
+    """Checks that something trains, that the sequence has room for its images, and that the kernels of 4-bit layers can
+    take its rows.
 
     Raises:
         InputError: one of them does not hold.
     """
+    if not len(formula.micro.ready):
+        raise InputError(f"recipe {request.workload.recipe}: nothing that trains gets a gradient from samples with "
+                         f"images_per_sample {request.workload.images_per_sample}: train the language model too")
     check_room(request, formula.facts)
     quantization.check_rows(request.workload, formula.facts, request.shape, request.gpu)
 

@@ -83,9 +83,9 @@ class Inputs:
         return self.tokens_among(1)
 
     def tokens_among(self, count: int) -> int:
-        """Tokens that each of ``count`` images of a sample fills, for the largest of the image sizes; 0 if the model
-        takes no images."""
-        return max(_filled(self._runs(size, count)) for size in self.image_sizes or (None,))
+        """Tokens that each of ``count`` images of a sample fills, for the largest of the image sizes; 0 if there are
+        none."""
+        return 0 if not count else max(_filled(self._runs(size, count)) for size in self.image_sizes or (None,))
 
     def image_tokens(self, shape: Shape) -> tuple[int, ...]:
         """Tokens that the images of each sample of a batch fill."""

@@ -257,8 +257,8 @@ class Keys:
     sequence_length: int | None = key(Whole(1, 1 << 22), None, "shape", "tokens the language model sees, images "
                                       "included")
     # the one default that needs the model's configuration: filled in when the model is known (Workload.fill)
-    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "images, or audio clips, of a sample; "
-                                         "default: 1 if the model takes them")
+    images_per_sample: int | None = key(Whole(0, 4_096), None, "shape", "images, or audio clips, of a sample; 0 for "
+                                         "text alone; default: 1 if the model takes them")
     image_size: int | str | None = key(ImageSize(), None, "shape", "size of images before the model's own "
                                        "processor: pixels of a side, or HxW; with several sizes, the images of a batch "
                                        "take them in turn; default: the size that the model expects")

@@ -212,10 +212,10 @@ def test_the_command_says_how_likely_a_batch_fits(tmp_path, capsys):
     assert "padding included, which no mask hides" in " ".join(text.split()) and "images_per_sample" not in text
 
 
-def test_batches_without_images_are_said_to_be_answered_with_some():
-    drawn = of(*[(700, 0)] * 4)
+def test_batches_of_one_image_are_said_to_be_answered_with_two():
+    drawn = of(*[(700, 0)] * 3, (700, 1))
     text = " ".join(sentences(predict(workload(**SAME_LENGTHS), samples=drawn)))
-    assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with no images (predicted as if with 2: "
+    assert text == ("This is the worst batch of 4 samples: 4 of 700 tokens, with 1 image (predicted as if with 2: "
                     "formulas need at least that many images in a batch). Every random batch needs as much.")
 
 

@@ -17,7 +17,7 @@ from predictor.course.cures import Setting
 from predictor.course.intervals import wilson
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
-from predictor.course.runs import BatchRuns
+from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampling
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
@@ -168,10 +168,17 @@ def test_a_batch_of_text_gets_the_images_of_the_shortest_sample_that_has_one_and
         Shape(2, 700, 2), Shape(1, 700, 1), Shape(2, 900, 2)]
 
 
-def test_samples_without_any_image_are_refused_if_the_images_of_a_formula_have_no_room():
-    runs = BatchRuns(Workload(**LLAVA).fill(images_per_sample=1), Samples(np.array([60, 70]), np.array([0, 0])))
-    with pytest.raises(InputError, match="samples: a batch of 70 tokens has no room for 2 image"):
-        runs.job(runs.batch(np.array([0, 1])))
+def test_batches_of_text_stay_without_images_where_images_train_nothing_and_in_a_dataset_of_text():
+    some, none = Samples(np.array([60, 900]), np.array([0, 2])), Samples(np.array([60, 70]), np.array([0, 0]))
+    frozen = Workload(**LLAVA | {"frozen": ["model.multi_modal_projector"]}).fill(images_per_sample=1)
+    for workload, samples in ((frozen, some), (Workload(**LLAVA).fill(images_per_sample=0), none)):
+        assert BatchRuns(workload, samples).batch(np.array([0])) == Batch(Shape(1, 60, 0), "none")
+
+
+def test_batches_of_text_get_images_where_weights_are_sharded():
+    frozen = Workload(**LLAVA | {"frozen": ["model.multi_modal_projector"], "engine": "fsdp2"}).fill(images_per_sample=1)
+    runs = BatchRuns(frozen, Samples(np.array([60, 900]), np.array([0, 2])))
+    assert runs.batch(np.array([0])).shape == Shape(1, 900, 2)
 
 
 def test_a_course_that_runs_names_the_seeds_that_do_not():

@@ -183,7 +183,7 @@ def test_another_process_knows_of_a_key_that_spans_several_regimes(tmp_path, mon
     ("llama", {"images_per_sample": 1}, "takes no images"),
     ("llama", {"image_size": 336}, "takes no images"),
     ("llama", {"recipe": "pretrain"}, "nothing is left to train"),
-    ("qwen2_5_vl", {"images_per_sample": 0}, "samples without are not predicted yet"),
+    ("qwen2_5_vl", {"images_per_sample": 0, "recipe": "pretrain"}, "nothing that trains gets a gradient from samples with images_per_sample 0"),
     ("qwen2_5_vl", {}, "takes images of any size: give one with --image-size"),
     ("qwen2_5_vl", {"sequence_length": None, "image_size": 56}, "sequence_length is not given"),
     ("gemma3", {"image_size": 100}, "takes 28 only"),
