@@ -50,9 +50,14 @@ class Limit:
         from predictor.common import gpus
         from predictor.common.errors import InputError
         from predictor.common.value_types import Invalid, Size
+        from predictor.report.units import size_text
 
         def read(size: int | str, *, gpu: str = GPU) -> Limit:
-            return cls(Size().check(size), gpus.find(gpu).name)
+            found = gpus.find(gpu)
+            limit = cls(Size().check(size), found.name)
+            if limit.bytes > found.capacity_bytes:
+                raise InputError(f"{size} is more than a {found.name} has, {size_text(found.capacity_bytes)}")
+            return limit
 
         read.__qualname__ = MARK  # errors about arguments name it
         try:

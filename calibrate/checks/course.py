@@ -133,6 +133,7 @@ def _plain_batch(runs: BatchRuns, indices: np.ndarray) -> dict[str, Any]:
     batch = runs.batch(indices)
     packed = batch.padding == "packed"
     return {"padding": batch.padding, "pictures": batch.pictures, "images": batch.shape.images,
+            "each": runs.samples.images[indices].tolist(),
             "tokens": runs.samples.tokens[indices].tolist() if packed else [batch.row_tokens] * len(indices)}
 
 

@@ -74,6 +74,18 @@ estimate = BASELINES[sys.argv[1]].estimate(job)
 if estimate.bytes is None:
     sys.exit(estimate.why_not)
 """
+COURSE = """import resource, sys
+import numpy as np
+from predictor import cli
+tokens = np.clip(np.random.default_rng(0).lognormal(6.9, 0.35, 20_000).astype(int), 620, 2048).tolist()
+with open(sys.argv[1] + "/lengths.csv", "w") as file:
+    file.write("tokens,images\\n" + "".join(f"{length},1\\n" for length in tokens))
+code = cli.main(["predict", "llava-1.5-7b", "--per-device-train-batch-size", "4", "--sequence-length", "2048",
+                 "--zero-stage", "2", "--data-parallel-size", "8", "--samples", file.name, "--steps", sys.argv[2]])
+most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+sys.exit(code if most <= 1e9 else f"{most:,} bytes of memory")
+"""
+"""Simulates a course of 20,000 samples: of so many steps, in at most 1 GB of the host's memory."""
 PICTURE = ("--image-size", "768x1024")
 QWEN = ("Qwen/Qwen2.5-VL-7B-Instruct", "--recipe", "lora", "--lora", "r=16", *PICTURE)
 FIRST = ("predict", *QWEN, "--sequence-length", "2048", "--gpu", "rtx-4090")
@@ -177,6 +189,8 @@ def benchmarks() -> Iterator[Benchmark]:
     yield Benchmark("Qwen2.5-VL-7B, LoRA: plan on one RTX 4090, with shipped formulas", PLANNED, 3)
     yield Benchmark("LLaVA-1.5-7B: plan on 8 GPUs", (
         "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "a100-80gb", "--gpus", "8"), 3)
+    yield Benchmark("LLaVA-1.5-7B, ZeRO-2 on 8 GPUs: 1,000 steps of varied batches, within 1 GB", (CONFIG, "1000"), 60,
+                    COURSE)
     most = (*first, "--maximum-load")
     yield Benchmark("Qwen2.5-VL-7B, LoRA: largest batch and sequence", most)
     yield Benchmark("Qwen2.5-VL-7B, LoRA: largest batch and sequence again", most, before=(most,))
@@ -203,6 +217,8 @@ def _series() -> Iterator[Benchmark]:
                   before=((*pictures, "3"),))
     for ranks in (1, 8, 64, 512, 4096):
         yield one("ranks of LLaVA-1.5-7B, ZeRO-2", ranks, _with(LLAVA, "--data-parallel-size", str(ranks)))
+    for steps in (125, 250, 500, 1000, 2000, 4000):
+        yield one("steps of a whole training of LLaVA-1.5-7B", steps, (CONFIG, str(steps)), code=COURSE)
     for length in (2048, 8192, 32_768, 131_072):
         yield one("sequence of Llama-3.1-8B", length, (
             "predict", "llama-3.1-8b", "--recipe", "full", "--gpu", "h100-80gb", "--sequence-length",

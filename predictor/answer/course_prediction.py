@@ -56,7 +56,8 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         workload = workload.replace(per_device_eval_batch_size=None) if workload.evaluates else workload
         workload, taken = as_the_model_takes_them(workload, samples, compared.COURSES)
         evaluating = request.evaluating and replace(
-            request.evaluating, size=size, samples=_evaluated(workload, request.evaluating.samples))
+            request.evaluating, size=size, samples=as_the_model_takes_them(workload, request.evaluating.samples,
+                                                                       compared.COURSES)[1])
         simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
                                 replace(request, evaluating=evaluating), progress, tell)
         if not taken.pictures:
@@ -75,8 +76,3 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 
     return dispatch.for_installed(workload, predicted)
-
-
-def _evaluated(workload: Workload, samples: Samples) -> Samples:
-    """The samples of an evaluation, as the model of a training takes them. They may be fewer than its batches have."""
-    return as_the_model_takes_them(workload.replace(per_device_train_batch_size=1), samples, compared.COURSES)[1]

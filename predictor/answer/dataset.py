@@ -182,12 +182,9 @@ def as_the_model_takes_them(workload: Workload, samples: Samples, line: Line = c
         line: what was compared of that which the samples are for.
 
     Raises:
-        InputError: the workload contradicts the samples, or there are fewer samples than a batch has.
+        InputError: the workload contradicts the samples.
     """
     _check_workload(workload, line)
-    if workload.per_device_train_batch_size > len(samples):
-        raise InputError(f"per_device_train_batch_size {workload.per_device_train_batch_size}: there are only "
-                         f"{len(samples):,} samples")
     samples = _of_model(samples, workload)
     if workload.sequence_length is None:
         workload = workload.fill(sequence_length=int(samples.tokens.max()))
@@ -225,7 +222,10 @@ def _check_workload(workload: Workload, line: Line) -> None:
 
 
 def _check_size(size: int, samples: Samples) -> None:
-    """Rejects a batch that is too large to compute how likely other batches are."""
+    """Rejects a batch that is larger than the dataset, or too large to compute how likely other batches are."""
+    if size > len(samples):
+        raise InputError(f"per_device_train_batch_size {size}: there are only {len(samples):,} samples: give at most "
+                         "as many, or --steps")
     if MOST_IN_A_BATCH < size <= len(samples):
         raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
 

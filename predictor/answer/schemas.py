@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from predictor.answer.prediction import Bound, Prediction
+from predictor.common.gpus import GPUS
 from predictor.common.value_types import NotYetSupported, Schema, or_null, thaw
 from predictor.course.course import Course
 from predictor.model import models
@@ -36,8 +37,8 @@ def workload() -> Schema:
     """
     keys = {name: _key(name) for name, entry in KEYS.items()
             if not isinstance(entry.metadata["kind"], NotYetSupported)}
-    later = {name: entry.metadata["kind"].schema() | {"deprecated": True} for name, entry in KEYS.items()
-             if name not in keys}
+    later = {name: entry.metadata["kind"].schema() | {"description": entry.metadata["help"], "deprecated": True}
+             for name, entry in KEYS.items() if name not in keys}
     return {"$schema": DRAFT, "title": "peakcast workload", "type": "object", "properties": keys | later,
             "required": ["model"], "additionalProperties": False}
 
@@ -45,9 +46,16 @@ def workload() -> Schema:
 def _key(name: str) -> Schema:
     about = KEYS[name].metadata
     schema = about["kind"].schema()
-    if name == "model":  # an editor completes the names of the first
-        return {"anyOf": [{"enum": list(models.known_names())}, schema], "description": about["help"]}
+    if name == "model":
+        return _completed(models.known_names(), schema) | {"description": about["help"]}
+    if name == "gpu":
+        schema = _completed(GPUS, schema)
     return or_null(schema) | {"description": about["help"], "default": thaw(about["default"])}
+
+
+def _completed(names: Iterable[str], schema: Schema) -> Schema:
+    """A schema of which an editor completes some values."""
+    return {"anyOf": [{"enum": list(names)}, schema]}
 
 
 def result() -> Schema:

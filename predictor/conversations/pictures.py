@@ -43,7 +43,7 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
         InputError: there is no such file, it is no picture, or it would have to be downloaded.
     """
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise InputError(f"the sizes of pictures are read with Pillow: {pip_install('pillow')}") from None
     with _opened(said, folder, where) as (stream, name), warnings.catch_warnings():
@@ -54,7 +54,8 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
                 # a PNG's own getexif would load all pixels, to look for a chunk behind them
                 turned = Image.Image.getexif(picture).get(ORIENTATION, 1)
         except Exception as error:  # Pillow's formats raise what they like of damaged files
-            reason = quoted(str(error), 200)[1:-1]
+            unknown = isinstance(error, UnidentifiedImageError)
+            reason = "its format is not known, or its header is cut off" if unknown else quoted(str(error), 200)[1:-1]
             raise InputError(f"{where}: {name}: is no picture that can be read: {reason}") from None
     if width * height > MOST_PIXELS or max(width, height) > MOST_TIMES_AS_LONG * min(width, height):
         raise InputError(f"{where}: {name}: has {width:,} x {height:,} pixels: must have {MOST_PIXELS:,} in all at "

@@ -179,6 +179,7 @@ class Course:
         caveats: what the course leaves out.
         eval_steps: steps between two evaluations; None if none is simulated.
         eval_batches: batches of an evaluation on each rank.
+        adds_images: whether batches of text alone were given images (:meth:`predictor.course.runs.BatchRuns.batch`).
     """
 
     samples: int
@@ -199,6 +200,7 @@ class Course:
     caveats: tuple[str, ...] = ()
     eval_steps: int | None = None
     eval_batches: int = 0
+    adds_images: bool = False
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -291,7 +293,7 @@ class Simulation:
             columns={name: tuple(getattr(worst.memory, name).tolist()) for name in COLUMNS},
             failure=Failure.of(worst.failure) if worst.failure else None, calls_per_step=_calls(worst),
             caveats=tuple(self._caveats(worst)), eval_steps=self._evaluation.every if self._evaluation else None,
-            eval_batches=len(self._evaluation or ()))
+            eval_batches=len(self._evaluation or ()), adds_images=self._runs.adds_images)
         if capacity is None:
             return course
         dies = [self.worst(self._setting, bound).failure is not None for bound in margin.limits(capacity)]
@@ -379,8 +381,6 @@ class Simulation:
             yield f"{self._left_out} of the {self._left_out + len(self._ranks)} ranks: their batches are others"
         if self._workload.padding == "packed" and self._request.sampling.packing == "none":
             yield "rows that are packed before training, which hold as many samples as fit: add --packing bfd"
-        if self._runs.adds_images:
-            yield "batches of text alone: they are simulated with the images of the shortest sample that has some"
         if self._request.sampling.strategy == "group_by_length":
             yield "the Trainer's own order of batches: group_by_length draws it from a generator whose state is unknown"
         if worst.unmatched:

@@ -206,13 +206,21 @@ def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
 
 
 def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
-    """Rejects recurrent layers, which GPUs run in cuDNN or in kernels of their own (ATen/native/RNN.cpp)."""
+    """Rejects recurrent layers, which GPUs run in cuDNN, or their cells in kernels of their own (ATen/native/RNN.cpp).
+
+    Raises:
+        InputError: there is such a layer. The emulated GPU has no cuDNN for it.
+        NotPredicted: there is such a cell.
+    """
     from torch.nn import RNNBase, RNNCellBase
 
     for name, module in model.named_modules():
-        if isinstance(module, RNNBase | RNNCellBase):
-            raise NotPredicted(f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), "
-                               f"which is not predicted yet: {advice_for(mode)}")
+        said = f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), which "
+        if isinstance(module, RNNBase):
+            raise InputError(f"{said}cuDNN computes in memory of its own, and the emulated GPU does not have it: "
+                             "measure it on a real GPU with peakcast learn --device cuda")
+        if isinstance(module, RNNCellBase):
+            raise NotPredicted(f"{said}is not predicted yet: {advice_for(mode)}")
 
 
 def require(config: ModelConfig, key: Key) -> None:

@@ -115,15 +115,16 @@ def _creep(course: Course) -> str:
 
 
 def _likely(course: Course, chance: Chance) -> str:
+    seeds = f"Of {chance.seeds} seed{'s' * (chance.seeds != 1)}"
     of = f"{course.steps:,} steps" if course.steps != course.steps_per_epoch else "one epoch"
     interval = f"{chance.low:.0%} to {chance.high:.0%} of such trainings, with 95 % confidence"
     if not chance.failed:
-        return f"Of {chance.seeds} seeds none runs out of memory within {of}: at most {chance.high:.0%} of such " \
+        return f"{seeds} none runs out of memory within {of}: at most {chance.high:.0%} of such " \
                "trainings do, with 95 % confidence."
     at = chance.failed_at
     when = f"at step {at[0]:,}" if len(at) == 1 else f"first at step {at[0]:,}, in the middle at {at[len(at) // 2]:,}"
     runs = "run" if chance.failed > 1 else "runs"
-    return f"Of {chance.seeds} seeds {chance.failed} {runs} out of memory within {of}, {when}: {interval}."
+    return f"{seeds} {chance.failed} {runs} out of memory within {of}, {when}: {interval}."
 
 
 def _drawn(course: Course) -> str:
@@ -136,8 +137,9 @@ def _drawn(course: Course) -> str:
     first = ", the longest batch first" if sampling.longest_first else ""
     evaluated = f" After every {course.eval_steps:,} steps {course.eval_batches:,} batches are evaluated." \
         if course.eval_steps else ""
+    added = " Those of text alone are given images, since other ranks would wait for them." * course.adds_images
     return (f"Batches of {course.samples:,} samples{rows} {order}{first}, each with its own events, on {ranks}; an "
-            f"epoch has {course.steps_per_epoch:,} steps.{evaluated}")
+            f"epoch has {course.steps_per_epoch:,} steps.{evaluated}{added}")
 
 
 def _trials(course: Course) -> Table:

@@ -309,7 +309,7 @@ class Keys:
     loss: str = key(Choice(("model", "trl_sft")), "model", "compute", "trl_sft: as TRL's SFTTrainer computes it since "
                     "release 1.16: log-probabilities of the labels in tiles, without logits of all tokens")
     torch_compile: None = key(NotYetSupported("compiled models allocate differently; leave it out"), None, "compute",
-                              "")
+                              "not predicted yet")
 
     optim: str = key(Choice(tuple(optimizers.OPTIMIZERS), optimizers.LATER), "adamw_torch_fused", "optimizer",
                      "adamw_torch: PyTorch's default (foreach); _forloop: foreach=False")

@@ -66,8 +66,11 @@ def read(path: str) -> Samples:
         InputError: the file cannot be read, or a sample is wrong; the message names the first wrong one by its number.
     """
     name = file_name(path)
-    text = read_text(path, "the samples", LARGEST_FILE_BYTES)
     ending = path.lower().rpartition(".")[2]
+    if ending == "parquet":
+        raise InputError(f"{name}: lengths are read from .{', .'.join(FORMS)}; for a dataset of texts, add --processor "
+                         "DIR")
+    text = read_text(path, "the samples", LARGEST_FILE_BYTES)
     if ending not in FORMS:
         raise InputError(f"{name}: must end in .{', .'.join(FORMS)}, which says how its samples are written")
     if ending == "csv" and (plain := _plain(text, name)) is not None:
@@ -80,7 +83,8 @@ def read(path: str) -> Samples:
         return Samples(tokens, images)
     untold = next((number for number, (_, count, sizes) in enumerate(rows, start=1) if sizes is None and count), None)
     if untold:
-        raise InputError(f"{name}: sample {untold:,}: has no image_sizes, but others have: give those of every sample")
+        raise InputError(f"{name}: sample {untold:,}: has no image_sizes, but others have: give those of every sample, "
+                         "[] for one without pictures (in CSV an empty cell)")
     return Samples(tokens, images, pictures)
 
 
@@ -184,7 +188,9 @@ def _row(row: Any, where: str) -> tuple[int, int, Sizes | None]:
     row = row if isinstance(row, dict) else {"tokens": row}
     _check_names(list(row), where)
     sizes = _sizes(row["image_sizes"], where) if row.get("image_sizes") is not None else None
-    values = row.get("tokens"), row.get("images", 1 if sizes is None else len(sizes))
+    if row.get("tokens") is None:
+        raise InputError(f"{where}: says no tokens: each sample must have them, those of its images included")
+    values = row["tokens"], row.get("images", 1 if sizes is None else len(sizes))
     for column, value, least, most in zip(COLUMNS, values, (1, 0), MOST):
         if type(value) is not int or not least <= value <= most:
             raise InputError(f"{where}: {column} must be a whole number from {least} to {most:,}, not {quoted(value)}")
@@ -194,8 +200,8 @@ def _row(row: Any, where: str) -> tuple[int, int, Sizes | None]:
 
 
 def _sizes(value: Any, where: str) -> Sizes:
-    """The sizes of a sample's pictures, from a list, or from text with spaces between them."""
-    value = value.split() if isinstance(value, str) else value
+    """The sizes of a sample's pictures, from a list, from text with spaces between them, or one number of pixels."""
+    value = value.split() if isinstance(value, str) else [value] if type(value) is int else value
     if not isinstance(value, list):
         raise InputError(f'{where}: image_sizes must be a list such as ["768x1024"], not {quoted(value)}')
     try:

@@ -178,6 +178,7 @@ def test_a_limit_is_a_size_and_a_gpu(mark, limit):
 
 @pytest.mark.parametrize("mark", [
     pytest.mark.limit_gpu_memory, pytest.mark.limit_gpu_memory("38 parsecs"),
+    pytest.mark.limit_gpu_memory("60 GiB", gpu="a100-40gb"),
     pytest.mark.limit_gpu_memory("1 GiB", card="a100-40gb")])
 def test_any_other_mark_is_an_error_that_shows_a_right_one(mark):
     with pytest.raises(pytest.UsageError, match='write @pytest.mark.limit_gpu_memory'):

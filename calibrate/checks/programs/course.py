@@ -127,13 +127,14 @@ def _padded(inputs: Inputs, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packed(inputs: Inputs, entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch of one row with the samples one after the other, each with as many images."""
+    """A batch of one row with the samples one after the other, each with its own images."""
     import torch
 
-    images = entry["images"] // len(entry["tokens"])
-    samples = [inputs.batch(Shape(1, length, images), "packed") for length in entry["tokens"]]
-    return {name: torch.cat([sample[name] for sample in samples], dim=0 if name == "pixel_values" else 1)
-            for name in samples[0]}
+    samples = [inputs.batch(Shape(1, length, images), "packed")
+               for length, images in zip(entry["tokens"], entry["each"])]
+    return {name: torch.cat([sample[name] for sample in samples if name in sample],
+                            dim=0 if name == "pixel_values" else 1)
+            for name in dict.fromkeys(name for sample in samples for name in sample)}
 
 
 def _evaluate(model: Any, forward: Callable[..., Any], batches: Sequence[dict[str, Any]]) -> None:

@@ -28,6 +28,7 @@ JOBS = {
                            "empty_cache_steps": 2},
     "evaluations": {"model": "llava", "zero_stage": 2, "data_parallel_size": 8, "rank": 1, "samples": IMAGES,
                     "evaluation": {"every": 2, "size": 4, "count": 50, "seed": 5}},
+    "a batch larger than the dataset": {"samples": TEXT | {"count": 2}},
     "packed": {"padding": "packed", "samples": TEXT | {"count": 10}, "sampling": {"strategy": "sequential"}},
     "packed before": {"padding": "packed", "sequence_length": 256, "per_device_train_batch_size": 2, "recipe": "lora",
                       "samples": TEXT | {"count": 120}, "sampling": {"packing": "bfd"},

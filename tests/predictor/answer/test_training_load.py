@@ -165,7 +165,7 @@ def test_a_search_ends_with_the_samples(small):
     drawn = Samples(np.full(12, 64), np.zeros(12, dtype=np.int64))
     found = predict(small(TEXT["llama"], 8000), samples=drawn, maximum_load=True).maximum_load
     assert found.per_device_train_batch_size == 12
-    assert "Larger batches are not predicted: per_device_train_batch_size 13: there are only 12 samples." in found.search_limits
+    assert "Larger batches are not predicted: per_device_train_batch_size 13: there are only 12 samples: give at most as many, or --steps." in found.search_limits
 
 
 @pytest.mark.parametrize("keys", [{}, {"mode": "inference", "max_new_tokens": 8, "sequence_length": 900}])

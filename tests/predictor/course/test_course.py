@@ -98,7 +98,7 @@ def test_enough_memory_fits_and_needs_no_cure():
     assert course.chance is not None and (course.chance.failed, course.chance.low) == (0, 0.0)
 
 
-def test_growth_is_linear_in_steps_and_a_longer_course_begins_with_the_shorter_one():
+def test_a_longer_course_begins_with_the_shorter_one():
     workload = Workload(**LLAVA | {"sequence_length": 2048, "rank": 0, "zero_stage": 2, "data_parallel_size": 8}
                         ).fill(images_per_sample=1)
     short, long = (Simulation(workload, lengths(), Request(steps=steps)).run() for steps in (5, 9))

@@ -43,7 +43,7 @@ def test_a_sample_without_pictures_says_so_in_csv(tmp_path):
 
 @pytest.mark.parametrize("row, words", [
     ('{"tokens": 9, "images": 2, "image_sizes": ["1x1"]}', "images is 2, but image_sizes has 1: leave images out"),
-    ('{"tokens": 9, "image_sizes": 5}', "image_sizes must be a list"),
+    ('{"tokens": 9, "image_sizes": 5.5}', "image_sizes must be a list"),
     ('{"tokens": 9, "image_sizes": ["axb"]}', "image_sizes must be pixels of a side"),
     ('{"tokens": 9, "image_size": ["1x1"]}', 'unknown name "image_size"'),
 ])
@@ -78,4 +78,17 @@ def test_too_many_samples_are_refused(tmp_path, monkeypatch, line):
     assert len(samples.read(str(path))) == 3
     path.write_text("tokens,images\n" + 4 * line)
     with pytest.raises(InputError, match="more than 3 samples"):
+        samples.read(str(path))
+
+
+def test_one_number_is_the_size_of_one_square_picture(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("tokens,image_sizes\n900,448\n300,\n")
+    assert samples.read(str(path)).pictures == (((448, 448),), ())
+
+
+def test_parquet_is_a_dataset_of_texts(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1\xff")
+    with pytest.raises(InputError, match="for a dataset of texts, add --processor DIR"):
         samples.read(str(path))
