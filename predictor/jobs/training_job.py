@@ -45,6 +45,8 @@ from predictor.workload.workload import Workload
 MOST_EVENTS = 1 << 22
 """Approximate limit of the events of all simulated ranks together. It is reached by a hundred ranks of a 7 B model,
 whose simulation takes some six seconds."""
+IMAGES = {Modality.IMAGE: 1, Modality.TEXT: 0, Modality.SPEECH: 0}
+"""What ``images_per_sample`` must be, for models that do not take any number of images."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +293,7 @@ def resolve(workload: Workload) -> Request:
     if not tokens and workload.sequence_length is not None:
         raise InputError(f"sequence_length {workload.sequence_length}: {config.name} takes no tokens; leave it out")
     per_sample = workload.images_per_sample
-    may_be_none = not images or config.kind in (Modality.IMAGE_TEXT, Modality.AUDIO_TEXT)
-    if per_sample is not None and (per_sample > int(images and tokens) * per_sample or not (per_sample or may_be_none)):
+    if per_sample is not None and config.kind in IMAGES and per_sample != IMAGES[config.kind]:
         takes = "one image a sample" if not tokens else \
             "one audio clip a sample" if config.kind is Modality.SPEECH else "no images"
         raise InputError(f"images_per_sample {per_sample}: {config.name} takes {takes}; leave it out")

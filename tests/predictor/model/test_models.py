@@ -16,7 +16,7 @@ from predictor.events import regimes
 from predictor.events.regimes import NotOneRegime, Regime
 from predictor.events.sizes import Shape
 from predictor.formula.formula_key import formula_key
-from predictor.jobs import dispatch
+from predictor.jobs import dispatch, training_job
 from predictor.model import models, parser
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
@@ -177,6 +177,14 @@ def test_another_process_knows_of_a_key_that_spans_several_regimes(tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             store.get(keys, trace)
     assert tried == [wide.regime, keys[1].regime] + [wide.regime] * again + [keys[1].regime]
+
+
+@pytest.mark.parametrize("name, images", [("resnet", 1), ("llama", 0), ("gemma3", 0), ("gemma3", 3)])
+def test_a_model_takes_its_number_of_images(tmp_path, name, images):
+    (tmp_path / "config.json").write_text(json.dumps(ALL[name]))
+    tokens = {"resnet": None, "llama": 64}.get(name, 2048)
+    asked = training_job.resolve(Workload(model=str(tmp_path), sequence_length=tokens, images_per_sample=images))
+    assert asked.shape.images == images
 
 
 @pytest.mark.parametrize("name, keys, message", [
