@@ -83,7 +83,7 @@ class Job:
         """The job of an entry of the list."""
         own = {name: value for name, value in keys.items() if name not in OWN}
         workload = design.workload({"gpu": "h100-80gb", "profile": "emulated", **own, "model": model_of(keys["model"])})
-        samples = drawn_samples(workload.sequence_length or 0, **keys["samples"])
+        samples = _samples(workload.sequence_length or 0, **keys["samples"])
         workload = workload.fill(images_per_sample=int(samples.images.max() > 0))
         sampling = Sampling(**keys.get("sampling", {}))
         sampler = Sampler.of(samples.tokens, workload, sampling)
@@ -91,7 +91,7 @@ class Job:
         if "evaluation" in keys:
             evaluated = dict(keys["evaluation"])
             every, size = evaluated.pop("every"), evaluated.pop("size")
-            evaluation = EvaluationRuns(workload, Evaluating(every, drawn_samples(
+            evaluation = EvaluationRuns(workload, Evaluating(every, _samples(
                 workload.sequence_length or 0, **keys["samples"] | evaluated), size), sampling.packing)
         return cls(keys, workload, BatchRuns(workload, samples), sampler.steps(keys["steps"]),
                    0 if workload.rank == "worst" else int(workload.rank), evaluation)
@@ -138,7 +138,7 @@ def _plain_batch(runs: BatchRuns, indices: np.ndarray) -> dict[str, Any]:
 
 
 def drawn_samples(longest: int, *, count: int, seed: int, median: float, images: int = 0, shortest: int = 16,
-                  varied: str = "", pictured: float = 1) -> Samples:
+                  varied: str = "") -> Samples:
     """Samples whose lengths follow a log-normal distribution, as those of instruction data do.
 
     Args:
@@ -148,7 +148,6 @@ def drawn_samples(longest: int, *, count: int, seed: int, median: float, images:
         shortest: tokens of the shortest sample.
         varied: ``numbers``: each sample has 1 to ``images`` images, of :data:`TOKENS_OF_LLAVA` tokens. ``sizes``:
             images have sizes of :data:`PICTURES`, whose tokens are added to the text's.
-        pictured: probability that a sample has images; the others have text alone.
     """
     numbers = np.random.default_rng(seed)
     tokens = np.clip(numbers.lognormal(np.log(median), 0.4, count).astype(np.int64), shortest, longest)
@@ -156,17 +155,18 @@ def drawn_samples(longest: int, *, count: int, seed: int, median: float, images:
         counts = numbers.integers(1, images + 1, count)
         return Samples(np.maximum(tokens, counts * TOKENS_OF_LLAVA + shortest), counts)
     if varied != "sizes":
-        return Samples(tokens, images * _shown(numbers, count, pictured))
+        return Samples(tokens, np.full(count, images))
     chosen = [tuple(PICTURES[index] for index in row) for row in numbers.integers(len(PICTURES), size=(count, images))]
-    shown = _shown(numbers, count, pictured)
-    chosen = [sizes if has else () for sizes, has in zip(chosen, shown)]
     filled = [sum(height * width // MERGED_SIDE**2 + 1 for height, width in sizes) for sizes in chosen]
-    return Samples(np.minimum(tokens + filled, longest), images * shown, tuple(chosen))
+    return Samples(np.minimum(tokens + filled, longest), np.full(count, images), tuple(chosen))
 
 
-def _shown(numbers: np.random.Generator, count: int, pictured: float) -> np.ndarray:
-    """``int64[count]``: 1 for samples with images, 0 for the others."""
-    return (numbers.random(count) < pictured).astype(np.int64)
+def _samples(longest: int, *, pictured: float = 1, **keys: Any) -> Samples:
+    """Samples as :func:`drawn_samples` makes them, of which so large a share keeps its images."""
+    samples = drawn_samples(longest, **keys)
+    keep = np.random.default_rng(keys["seed"] + 1_000).random(len(samples)) < pictured
+    pictures = tuple(sizes if kept else () for sizes, kept in zip(samples.pictures, keep))
+    return replace(samples, images=samples.images * keep, pictures=pictures)
 
 
 def jobs(args: Namespace) -> list[Row]:
