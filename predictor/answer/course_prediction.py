@@ -16,6 +16,7 @@ from predictor.course.evaluation import BATCH
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.workload import compared
+from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
@@ -51,6 +52,10 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
             raise InputError(f"packing {request.sampling.packing}: the samples of a row are packed, but padding is "
                              f"{workload.padding}: add padding packed")
         evaluates, size = workload.evaluates, workload.per_device_eval_batch_size or BATCH
+        engine = ENGINES[name_of(workload.engine, workload.zero_stage)]
+        if request.evaluating is not None and not engine.whole:
+            raise InputError("eval_samples: the evaluation of sharded parameters is not predicted yet: leave "
+                             "--eval-samples and --eval-steps out")
         if request.evaluating is not None:  # whether this job's evaluation can be predicted
             workload = workload.replace(per_device_eval_batch_size=size)
         workload = workload.replace(per_device_eval_batch_size=None) if workload.evaluates else workload

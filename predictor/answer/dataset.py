@@ -52,7 +52,7 @@ class Dataset:
             InputError: there are fewer samples than a batch has, or the workload sets ``images_per_sample``.
         """
         if samples.pictures:
-            raise InputError("samples: their pictures differ in size, and the worst batch of such samples is not "
+            raise InputError("samples: they tell the sizes of pictures, and the worst batch of such samples is not "
                              "predicted: add --steps or --epochs, which simulates the batches that are drawn")
         _check_size(workload.per_device_train_batch_size, samples)
         workload, samples = as_the_model_takes_them(workload, samples)

@@ -52,6 +52,9 @@ def predict(workload: Workload, *, timeline: bool = False, history: bool = False
     """
     if not isinstance(workload, Workload):
         raise TypeError(f"predict takes a Workload, not {type(workload).__name__}: Workload.from_mapping reads a dict")
+    if not isinstance(samples, Samples | None):
+        raise TypeError(f"samples must be Samples, not {type(samples).__name__}: predictor.workload.samples.read(path) "
+                        "reads a file")
     if maximum_load and workload.capacity is None:
         raise InputError("maximum_load needs a GPU: add --gpu NAME or --capacity-bytes SIZE")
 

@@ -199,8 +199,20 @@ class BatchRuns:
                               replace(batch.shape, sequence=0))
                 job = self._jobs.get(kind) or self._job_of(self._request(batch))
                 self._jobs[kind] = job
+            self._check_room(batch, job)
             self._known[batch] = kind, job
         return self._known[batch]
+
+    def _check_room(self, batch: Batch, job: Job) -> None:
+        """Checks that pictures of different sizes fit into the rows of their batch. Of one size for all, samples are
+        checked one by one (:func:`predictor.answer.dataset.check_room`)."""
+        if not batch.pictures or batch.padding == "packed":
+            return
+        filled = job.formula.facts.room(math.ceil(batch.shape.images / batch.shape.batch))
+        if batch.shape.sequence <= filled:
+            raise InputError(f"samples: a batch of {batch.shape.sequence:,} tokens a sample has no room for pictures "
+                             f"that fill {filled:,}: count the tokens of pictures too, and let sequence_length leave "
+                             f"{filled + 1:,}")
 
     def _kind(self, batch: Batch) -> Hashable:
         regime: Regime = regimes_at(self._request(batch), [batch.shape])[0]

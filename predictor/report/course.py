@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from predictor.answer.prediction import Prediction
 from predictor.course.course import Chance, Course, Failure, Trial
 from predictor.report import table, verdict
-from predictor.report.layout import details_line, print_wrapped
+from predictor.report.layout import details_line, numbered, print_wrapped
 from predictor.report.layout import table as empty_table
 from predictor.report.units import GIB, size_text
 
@@ -98,18 +98,20 @@ def _failed(failure: Failure) -> str:
 
 def _asks(failure: Failure) -> str:
     where = " of ".join(name for name in (failure.operator, failure.module) if name)
+    pieces = ", in pieces that are too small" if failure.idle_bytes >= failure.requested_bytes else ""
     return (f"{where} asks for {size_text(failure.requested_bytes)}, and of {size_text(failure.reserved_bytes)} "
-            f"reserved {size_text(failure.idle_bytes)} are idle, in pieces that are too small")
+            f"reserved {size_text(failure.idle_bytes)} are idle{pieces}")
 
 
 def _creep(course: Course) -> str:
     """How reserved memory grew, and how much of it is idle."""
-    reserved, idle = course.columns["peak_reserved_bytes"][1:], course.idle_bytes[1:]
+    reserved, idle = course.columns["peak_reserved_bytes"][1:], [*course.idle_bytes[1:]]
+    idle += [course.failure.idle_bytes] if course.failure else []
     if not reserved:
         return ""
     last = next((step for step in range(len(reserved), 1, -1) if reserved[step - 1] > max(reserved[: step - 1])), 1)
     grew = f"grows from {size_text(reserved[0])} in step 1 to {size_text(max(reserved))}, last in step {last:,}" \
-        if max(reserved) > reserved[0] else f"stays at most {size_text(max(reserved))}"
+        if size_text(max(reserved)) != size_text(reserved[0]) else f"stays at most {size_text(max(reserved))}"
     return (f"On rank {course.rank} reserved memory {grew}; up to {size_text(max(idle))} of it is idle. The driver "
             f"grants or gets back {course.calls_per_step:,.2f} segments a step.")
 
@@ -135,11 +137,12 @@ def _drawn(course: Course) -> str:
              "group_by_length": f"grouped by length with seed {sampling.seed}"}[sampling.strategy]
     rows = f", packed into rows ({sampling.packing})," if sampling.packing != "none" else ""
     first = ", the longest batch first" if sampling.longest_first else ""
-    evaluated = f" After every {course.eval_steps:,} steps {course.eval_batches:,} batches are evaluated." \
+    batches = "1 batch is" if course.eval_batches == 1 else f"{course.eval_batches:,} batches are"
+    evaluated = f" After every {course.eval_steps:,} steps {batches} evaluated." \
         if course.eval_steps else ""
     added = " Those of text alone are given images, since other ranks would wait for them." * course.adds_images
-    return (f"Batches of {course.samples:,} samples{rows} {order}{first}, each with its own events, on {ranks}; an "
-            f"epoch has {course.steps_per_epoch:,} steps.{evaluated}{added}")
+    return (f"Batches of {numbered(course.samples, 'sample')}{rows} {order}{first}, each with its own events, on "
+            f"{ranks}; an epoch has {numbered(course.steps_per_epoch, 'step')}.{evaluated}{added}")
 
 
 def _trials(course: Course) -> Table:

@@ -204,6 +204,9 @@ def _sizes(value: Any, where: str) -> Sizes:
     value = value.split() if isinstance(value, str) else [value] if type(value) is int else value
     if not isinstance(value, list):
         raise InputError(f'{where}: image_sizes must be a list such as ["768x1024"], not {quoted(value)}')
+    if not all(type(size) is int or isinstance(size, str) and "," not in size for size in value):
+        raise InputError(f'{where}: image_sizes has one size for each picture, such as ["768x1024", "640x480"] or, in '
+                         f"CSV, 768x1024 640x480, not {quoted(str(value))}")
     try:
         return sum((image_sizes(ImageSize().check(size)) for size in value), ())
     except Invalid as error:

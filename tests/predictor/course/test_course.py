@@ -12,7 +12,7 @@ from predictor.allocator.simulate import Device
 from predictor.answer.course_prediction import predict_course
 from predictor.common.errors import InputError
 from predictor.course import cures
-from predictor.course.course import Chance, Request, Simulation
+from predictor.course.course import Chance, Failure, Request, Simulation
 from predictor.course.cures import Setting
 from predictor.course.intervals import wilson
 from predictor.course.parts import CutRun
@@ -21,7 +21,7 @@ from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampling
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
-from predictor.report.course import headline
+from predictor.report.course import headline, sentences
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_llama
@@ -173,6 +173,19 @@ def test_batches_of_text_stay_without_images_where_images_train_nothing_and_in_a
     frozen = Workload(**LLAVA | {"frozen": ["model.multi_modal_projector"]}).fill(images_per_sample=1)
     for workload, samples in ((frozen, some), (Workload(**LLAVA).fill(images_per_sample=0), none)):
         assert BatchRuns(workload, samples).batch(np.array([0])) == Batch(Shape(1, 60, 0), "none")
+
+
+def test_pictures_that_fill_more_tokens_than_a_batch_keeps_are_refused():
+    asked = Workload(model="qwen2.5-vl-7b", recipe="lora", sequence_length=255, profile="none").fill(images_per_sample=1)
+    runs = BatchRuns(asked, Samples(np.array([255]), np.array([1]), (((448, 448),),)))
+    with pytest.raises(InputError, match="no room for pictures that fill 256: .* let sequence_length leave 257"):
+        runs.job(runs.batch(np.array([0])))
+
+
+def test_idle_memory_is_in_pieces_only_if_one_piece_of_it_would_do():
+    failure = Failure(0, 0, 0, 1, (), 0, 0, "init", "", "to", 3 * GIB, GIB, 2 * GIB)
+    said = " ".join(sentences(replace(Simulation(Workload(**LLAVA), lengths(), Request(steps=1)).run(), failure=failure)))
+    assert "of 2.00 GiB reserved 1.00 GiB are idle." in said
 
 
 def test_batches_of_text_get_images_where_weights_are_sharded():

@@ -44,6 +44,8 @@ def test_a_sample_without_pictures_says_so_in_csv(tmp_path):
 @pytest.mark.parametrize("row, words", [
     ('{"tokens": 9, "images": 2, "image_sizes": ["1x1"]}', "images is 2, but image_sizes has 1: leave images out"),
     ('{"tokens": 9, "image_sizes": 5.5}', "image_sizes must be a list"),
+    ('{"tokens": 9, "image_sizes": [[448, 448]]}', "image_sizes has one size for each picture"),
+    ('{"tokens": 9, "image_sizes": ["448x448,448x448"]}', "image_sizes has one size for each picture"),
     ('{"tokens": 9, "image_sizes": ["axb"]}', "image_sizes must be pixels of a side"),
     ('{"tokens": 9, "image_size": ["1x1"]}', 'unknown name "image_size"'),
 ])
