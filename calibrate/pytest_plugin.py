@@ -56,7 +56,7 @@ class Limit:
             found = gpus.find(gpu)
             limit = cls(Size().check(size), found.name)
             if limit.bytes > found.capacity_bytes:
-                raise InputError(f"{size} is more than a {found.name} has, {size_text(found.capacity_bytes)}")
+                raise InputError(f"{size} is more than the {size_text(found.capacity_bytes)} of {found.name}")
             return limit
 
         read.__qualname__ = MARK  # errors about arguments name it

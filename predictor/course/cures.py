@@ -54,7 +54,7 @@ def of(setting: Setting) -> Iterator[Cure]:
         yield Cure(expandable, replace(setting, conf=expandable))
     if not setting.sampling.longest_first:
         yield Cure("the longest batch first", replace(setting, sampling=replace(
-            setting.sampling, longest_first=True)), "needs an own sampler")
+            setting.sampling, longest_first=True)), "needs a sampler of your own")
     known = {pair.partition(":")[0] for pair in setting.conf.split(",")}
     for text in (*(f"max_split_size_mb:{size}" for size in SPLIT_SIZES_MB), GARBAGE):
         if text.partition(":")[0] not in known and not setting.allocator.expandable_segments:

@@ -217,8 +217,8 @@ def _refuse_recurrent(config: ModelConfig, model, mode: str) -> None:
     for name, module in model.named_modules():
         said = f"model {config.name}: {name or 'it'} is a recurrent layer ({type(module).__name__}), which "
         if isinstance(module, RNNBase):
-            raise InputError(f"{said}cuDNN computes in memory of its own, and the emulated GPU does not have it: "
-                             "measure it on a real GPU with peakcast learn --device cuda")
+            raise InputError(f"{said}takes as much memory as cuDNN decides, and the emulated GPU does not have it: "
+                             "measure it on a real GPU with peakcast learn --device cuda … -o FILE.npz")
         if isinstance(module, RNNCellBase):
             raise NotPredicted(f"{said}is not predicted yet: {advice_for(mode)}")
 

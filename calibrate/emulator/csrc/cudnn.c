@@ -8,7 +8,8 @@ size_t cudnnGetCudartVersion(void) { return gpu()->runtime_version; }
 const char *cudnnGetErrorString(cudnnStatus_t status) {
   if (status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)
     return "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED";
-  return status == CUDNN_STATUS_SUCCESS ? "success" : "error of the emulated GPU";
+  return status == CUDNN_STATUS_SUCCESS ? "success"
+       : "the emulated GPU does not have this part of cuDNN, such as recurrent layers: use a real GPU";
 }
 void cudnnGetLastErrorString(char *message, size_t size) {
   if (size) *message = 0;
