@@ -226,7 +226,7 @@ def _check_size(size: int, samples: Samples) -> None:
     if size > len(samples):
         raise InputError(f"per_device_train_batch_size {size}: there are only {len(samples):,} samples: give at most "
                          "as many, or --steps")
-    if MOST_IN_A_BATCH < size <= len(samples):
+    if size > MOST_IN_A_BATCH:
         raise InputError(f"per_device_train_batch_size {size}: at most {MOST_IN_A_BATCH} with samples")
 
 

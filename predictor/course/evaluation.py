@@ -86,9 +86,8 @@ class EvaluationRuns(BatchRuns):
             self._parts[micro] = forward_of(micro)
         return self._parts[micro], self.sizes(micro.events, kind, job, batch)
 
-    @property
-    def _agree_on_images(self) -> bool:
-        """No: nothing gets a gradient, and sharded weights are not evaluated."""
+    def _other_ranks_wait(self, with_images: Batch, of_text: Batch) -> bool:
+        """No: nothing gets a gradient, and with sharded weights evaluations are refused."""
         return False
 
     def _job_of(self, request: Request) -> Job:

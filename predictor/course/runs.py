@@ -28,7 +28,7 @@ from predictor.model import models
 from predictor.model.equal_pictures import of_one_kind
 from predictor.model.request import Request
 from predictor.profile import corrections
-from predictor.workload.engines import ENGINES
+from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.samples import Samples, Sizes
 from predictor.workload.workload import Workload
 
@@ -72,6 +72,7 @@ class BatchRuns:
         self.workload, self.samples = workload, samples
         self._config, self._progress = models.find(workload.model), progress
         self.adds_images = False
+        self._waits: bool | None = None
         self._requests: dict[Hashable, Request] = {}
         self._jobs: dict[Hashable, Job] = {}
         self._known: dict[Batch, tuple[Hashable, Job]] = {}
@@ -82,9 +83,11 @@ class BatchRuns:
     @property
     def tokens_per_image(self) -> int:
         """Tokens that an image fills; 0 if no sample has one."""
-        if self._stand_in is None:
-            return 0
-        return self.job(self._alone(self._stand_in)).formula.facts.tokens_per_image
+        known = max((job.formula.facts.tokens_per_image for job in self._jobs.values()), default=0)
+        if known or self._stand_in is None:
+            return known
+        alone = np.array([self._stand_in])
+        return self.job(self._of(self.samples.tokens[alone], alone)).formula.facts.tokens_per_image
 
     @cached_property
     def _stand_in(self) -> int | None:
@@ -92,34 +95,31 @@ class BatchRuns:
         with_images = np.flatnonzero(self.samples.images)
         return int(with_images[np.argmin(self.samples.tokens[with_images])]) if len(with_images) else None
 
-    @cached_property
-    def _agree_on_images(self) -> bool:
-        """Whether ranks wait for each other if the batch of only one of them has images: the weights are sharded, or
-        images give gradients to some that text does not."""
-        assert self._stand_in is not None  # the caller looks
-        with_images = self._alone(self._stand_in)
-        without = replace(with_images, shape=replace(with_images.shape, images=0), pictures=())
-        jobs = self.job(with_images), self.job(without)
-        trained, of_text = ({*job.formula.micro.ready[:, 1].tolist()} for job in jobs)
-        return trained != of_text or not ENGINES[jobs[0].setup.engine].whole
-
     def batch(self, indices: np.ndarray) -> Batch:
         """The batch of these samples.
 
-        A batch of text alone, for which ranks would wait for each other, gets images, as programs for such samples do
-        it: two of its samples get those of the shortest sample that has some, and no fewer tokens than it has.
+        If other ranks would wait for a batch of text alone, it gets images, as training programs add them: two of its
+        samples get those of the shortest sample that has some, and no fewer tokens than it has.
         """
         tokens = self.samples.tokens[indices]
-        if not self.samples.images[indices].any() and self._stand_in is not None and self._agree_on_images:
-            self.adds_images = True
-            longest = np.argsort(tokens)[-2:]
-            tokens[longest] = np.maximum(tokens[longest], self.samples.tokens[self._stand_in])
-            indices = np.full(len(longest), self._stand_in)
-        return self._of(tokens, indices)
+        plain = self._of(tokens, indices)
+        if plain.shape.images or self._stand_in is None:
+            return plain
+        longest = np.argsort(tokens)[-2:]
+        tokens[longest] = np.maximum(tokens[longest], self.samples.tokens[self._stand_in])
+        with_images = self._of(tokens, np.full(len(longest), self._stand_in))
+        if self._waits is None:
+            self._waits = self._other_ranks_wait(with_images, plain)
+        self.adds_images |= self._waits
+        return with_images if self._waits else plain
 
-    def _alone(self, index: int) -> Batch:
-        """The batch of one sample."""
-        return self._of(self.samples.tokens[[index]], np.array([index]))
+    def _other_ranks_wait(self, with_images: Batch, of_text: Batch) -> bool:
+        """Whether ranks whose batches have images wait for one whose batch has none: all ranks gather sharded weights
+        together, and they reduce together the gradients of weights that only images train."""
+        if not ENGINES[name_of(self.workload.engine, self.workload.zero_stage)].whole:
+            return True
+        trained, by_text = ({*self.job(batch).formula.micro.ready[:, 1].tolist()} for batch in (with_images, of_text))
+        return trained != by_text
 
     def _of(self, tokens: np.ndarray, pictured: np.ndarray) -> Batch:
         """The batch of samples of so many tokens, with the images of the samples ``pictured``."""

@@ -377,15 +377,11 @@ def evaluation_key(request: Request) -> store.Key:
 
 
 def check_shape(request: Request, formula: Formula) -> None:
-    """Checks that something trains, that the sequence has room for its images, and that the kernels of 4-bit layers can
-    take its rows.
+    """Checks that the sequence has room for its images, and that the kernels of 4-bit layers can take its rows.
 
     Raises:
         InputError: one of them does not hold.
     """
-    if not len(formula.micro.ready):
-        raise InputError(f"recipe {request.workload.recipe}: nothing that trains gets a gradient from samples with "
-                         f"images_per_sample {request.workload.images_per_sample}: train the language model too")
     check_room(request, formula.facts)
     quantization.check_rows(request.workload, formula.facts, request.shape, request.gpu)
 
@@ -435,7 +431,14 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 
 @lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
-    """The engine of a run; its events are independent of the shape."""
+    """The engine of a run; its events are independent of the shape.
+
+    Raises:
+        InputError: nothing gets a gradient, or the engine does not model the run.
+    """
+    if not len(formula.micro.ready):
+        raise InputError("nothing that trains gets a gradient, such as a projector from samples of text alone "
+                         "(images_per_sample 0): train the language model too")
     return load(setup.engine)(formula.micro, setup)
 
 

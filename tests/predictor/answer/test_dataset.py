@@ -220,7 +220,7 @@ def test_batches_of_one_image_are_said_to_be_answered_with_two():
 
 
 def test_the_median_is_left_out_if_it_reads_as_the_99th_percentile():
-    found = predict(workload(**SAME_LENGTHS), samples=of(*[(700, 0)] * 4))
+    found = predict(workload(**SAME_LENGTHS), samples=of(*[(700, 1)] * 4))
     chances = replace(found.samples, probability=0.5, median_peak_requested_bytes=3 << 30,
                       percentile_99_peak_requested_bytes=(3 << 30) + 1)
     text = " ".join(sentences(replace(found, samples=chances)))

@@ -188,6 +188,12 @@ def test_idle_memory_is_in_pieces_only_if_one_piece_of_it_would_do():
     assert "of 2.00 GiB reserved 1.00 GiB are idle." in said
 
 
+def test_a_dataset_of_text_trains_no_projector():
+    asked = Workload(**LLAVA | {"recipe": "pretrain"})
+    with pytest.raises(InputError, match="nothing that trains gets a gradient"):
+        predict_course(asked, Samples(np.full(8, 60), np.zeros(8, dtype=np.int64)), Request(steps=1))
+
+
 def test_batches_of_text_get_images_where_weights_are_sharded():
     frozen = Workload(**LLAVA | {"frozen": ["model.multi_modal_projector"], "engine": "fsdp2"}).fill(images_per_sample=1)
     runs = BatchRuns(frozen, Samples(np.array([60, 900]), np.array([0, 2])))
