@@ -67,9 +67,10 @@ def headline(course: Course) -> str:
         of = "" if course.limit_bytes is None else f" of {size_text(course.limit_bytes)}"
         ends = ", but with a little less memory they may not" if course.verdict == "uncertain" else ""
         if course.verdict == "fits" and course.chance and course.chance.failed:
-            ends = (f" with seed {course.sampling.seed}, but of {course.chance.seeds} seeds {course.chance.failed} "
+            ends = (f" with seed {course.sampling.seed}, but {course.chance.failed} of {course.chance.seeds} seeds "
                     f"run{'s' * (course.chance.failed == 1)} out of memory")
-        return (f"All {course.steps:,} steps run{ends}: PyTorch reserves at most "
+        run = "The only step runs" if course.steps == 1 else f"All {course.steps:,} steps run"
+        return (f"{run}{ends}: PyTorch reserves at most "
                 f"{size_text(course.peak_reserved_bytes)}{of}.")
     may = "may run" if course.verdict == "uncertain" else "runs"
     if not course.failure.step:
@@ -117,16 +118,17 @@ def _creep(course: Course) -> str:
 
 
 def _likely(course: Course, chance: Chance) -> str:
-    seeds = f"Of {chance.seeds} seed{'s' * (chance.seeds != 1)}"
+    seeds = f"of {chance.seeds} seed{'s' * (chance.seeds != 1)}"
     of = f"{course.steps:,} steps" if course.steps != course.steps_per_epoch else "one epoch"
     interval = f"{chance.low:.0%} to {chance.high:.0%} of such trainings, with 95 % confidence"
     if not chance.failed:
-        return f"{seeds} none runs out of memory within {of}: at most {chance.high:.0%} of such " \
+        return f"None {seeds} runs out of memory within {of}: at most {chance.high:.0%} of such " \
                "trainings do, with 95 % confidence."
     at = chance.failed_at
-    when = f"at step {at[0]:,}" if len(at) == 1 else f"first at step {at[0]:,}, in the middle at {at[len(at) // 2]:,}"
+    when = f"at step {at[0]:,}" if len(at) == 1 else (
+        f"at step {at[0]:,} at the earliest and at step {at[len(at) // 2]:,} in the median")
     runs = "run" if chance.failed > 1 else "runs"
-    return f"{seeds} {chance.failed} {runs} out of memory within {of}, {when}: {interval}."
+    return f"{chance.failed} {seeds} {runs} out of memory within {of}, {when}: {interval}."
 
 
 def _drawn(course: Course) -> str:

@@ -32,7 +32,7 @@ def test_the_report_says_which_step_and_batch_fail_and_what_prevents_it(capsys, 
     words = " ".join(out.split())
     assert re.match(r"This training runs out of memory at step [12] of 6\.", out)
     assert "of epoch 1 fails on rank 0 in" in words and "its batch is 4 × " in words
-    assert "Of 2 seeds 2 run out of memory within 6 steps" in words
+    assert "2 of 2 seeds run out of memory within 6 steps" in words
     assert "expandable_segments:True" in out and "segment calls" in out
     picture = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert picture.tag.endswith("svg") and "PyTorch may reserve" in "".join(picture.itertext())

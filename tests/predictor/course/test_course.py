@@ -203,4 +203,4 @@ def test_batches_of_text_get_images_where_weights_are_sharded():
 def test_a_course_that_runs_names_the_seeds_that_do_not():
     course = Simulation(Workload(**LLAVA, gpu="a100-80gb"), lengths(), Request(steps=1)).run()
     changed = replace(course, chance=Chance(6, 1, 0.03, 0.56, (7,), (3,)))
-    assert headline(changed).startswith("All 1 steps run with seed 42, but of 6 seeds 1 runs out of memory: ")
+    assert headline(changed).startswith("The only step runs with seed 42, but 1 of 6 seeds runs out of memory: ")
