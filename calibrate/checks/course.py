@@ -60,10 +60,10 @@ Jobs, most of few layers, with another batch in every step, on the emulated H100
 each step, beside the simulated course (`peakcast predict --samples FILE --steps N`). Compared are what tensors
 requested and blocks held at most in the step, and what blocks and segments held after it, in bytes. A job with little
 memory must run out of it in the simulated micro-step, asking for as many bytes. Made by `python scripts/check.py
-course` on {date} from `evidence/course.jsonl`, which has the date and software of each measurement.
+course` on {date} from `evidence/course.jsonl`, which has the software of each measurement.
 
-| line | job | rank | steps | steps that differ | first difference | out of memory | reserved at the end |
-| --- | --- | ---: | ---: | ---: | --- | --- | ---: |
+| line | job | samples | measured | rank | steps | steps that differ | first difference | out of memory | reserved at end |
+| --- | --- | --- | --- | ---: | ---: | ---: | --- | --- | ---: |
 """
 
 
@@ -200,6 +200,7 @@ class Comparison:
         differing: number of steps, start-up included, in which a column differs.
         first: the first of them in words; empty if there is none.
         failure, measured_failure: micro-step and bytes of the out-of-memory error in words; empty if there is none.
+        failing: the batch of the simulated error in words.
     """
 
     row: Row
@@ -208,6 +209,7 @@ class Comparison:
     first: str
     failure: str
     measured_failure: str
+    failing: str
 
 
 def compared(row: Row) -> Comparison:
@@ -225,7 +227,10 @@ def compared(row: Row) -> Comparison:
         by = int(ours[SAVED.index(name), steps[0]] - theirs[SAVED.index(name), steps[0]])
         first = f"step {steps[0]}: {name} {by:+,}"
     measured, simulated = failures(row, course)
-    return Comparison(row, job.rank, len(steps) + abs(ours.shape[1] - theirs.shape[1]), first, simulated, measured)
+    found = course.failure
+    failing = f", batch of {len(found.samples)} × {found.batch.row_tokens:,} tokens" if found and found.batch else ""
+    return Comparison(row, job.rank, len(steps) + abs(ours.shape[1] - theirs.shape[1]), first, simulated, measured,
+                      failing)
 
 
 def failures(row: Row, course: RankCourse) -> tuple[str, str]:
@@ -245,10 +250,11 @@ def table(rows: list[Row], args: Namespace) -> Outcome:
     lines = [HEAD.format(date=date.today().isoformat())]
     for one in comparisons:
         steps = len(one.row["columns"][SAVED[0]]) - 1
-        died = one.measured_failure + ("" if one.failure == one.measured_failure else
-                                       f"; simulated: {one.failure or 'none'}")
-        lines.append(f"| {one.row['group']} | {text_of(one.row['job'])} | {one.rank} | {steps} | {one.differing} | "
-                     f"{one.first} | {died} | {one.row['columns']['reserved_bytes'][-1]:,} |\n")
+        died = one.measured_failure + (one.failing if one.failure == one.measured_failure else
+                                       f"; simulated: {one.failure or 'none'}{one.failing}")
+        lines.append(f"| {one.row['group']} | {text_of(one.row['job'])} | {_plain(one.row['job']['samples'])} | "
+                     f"{one.row['date']} | {one.rank} | {steps} | {one.differing} | {one.first} | {died} | "
+                     f"{one.row['columns']['reserved_bytes'][-1]:,} |\n")
     return Outcome({"steps that differ": sum(one.differing for one in comparisons),
                     "errors at another place": sum(one.failure != one.measured_failure for one in comparisons)},
                    {PAGE: "".join(lines)})

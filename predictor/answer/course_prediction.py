@@ -7,12 +7,13 @@ from dataclasses import replace
 from predictor.answer.answer import answer, device_bound
 from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
-from predictor.answer.prediction import Bound, Prediction
+from predictor.answer.prediction import Bound, OutOfMemory, Prediction
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress, Tell, silent
 from predictor.common.suggestions import quoted
-from predictor.course.course import Request, Simulation
+from predictor.course.course import Failure, Request, Simulation
 from predictor.course.evaluation import BATCH
+from predictor.events.events import Moment
 from predictor.formula import learned
 from predictor.jobs import dispatch
 from predictor.workload import compared
@@ -27,8 +28,9 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
                    tell: Tell = silent) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
 
-    The prediction is for the drawn batch that requests the most memory. Its reserved bytes and its verdict are those of
-    the whole course, which is in ``course``.
+    The prediction is for the drawn batch that fails, or else for that which requests the most memory. Its reserved
+    bytes, its verdict and the allocation that fails are those of the whole course, which is in ``course``. What stays
+    free is not said of a course that fails.
 
     Args:
         workload: the model, the engine and all other settings. Longer samples are truncated to ``sequence_length``.
@@ -72,12 +74,18 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
         reserved = Bound.of(course.peak_reserved_bytes, job.margin.of("reserved"))
         prediction = replace(
-            prediction, course=course, reserved=reserved, verdict=course.verdict, out_of_memory=None,
+            prediction, course=course, reserved=reserved, verdict=course.verdict,
+            out_of_memory=None if course.failure is None else _out_of_memory(course.failure),
             device=device_bound(reserved, job.margin) if prediction.device else None,
-            headroom_bytes=None if workload.capacity is None else workload.capacity - reserved.bytes,
+            headroom_bytes=None if workload.capacity is None or course.failure else workload.capacity - reserved.bytes,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
             not_modelled=prediction.not_modelled + course.caveats)
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 
     return dispatch.for_installed(workload, predicted)
+
+
+def _out_of_memory(failure: Failure) -> OutOfMemory:
+    return OutOfMemory(Moment(failure.moment), failure.module, failure.operator, failure.step, failure.rank,
+                       failure.requested_bytes, failure.allocated_bytes, failure.reserved_bytes)

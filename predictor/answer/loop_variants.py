@@ -1,9 +1,9 @@
 """How much reserved memory depends on details of the training loop: the same job in several loops, each simulated.
 
 Loops with the same requested bytes may reserve different amounts, because small buffers that live a little longer split
-what would be one idle block. The loops differ in when a batch comes to the GPU and goes, in what outlives backward, and
-in how many steps run. One differs in the driver instead: among free blocks of one size PyTorch's allocator takes that
-with the lowest address, and drivers give addresses in different orders.
+what would be one idle block. The loops differ in when a batch comes to the GPU and goes, in what outlives backward, in
+how many steps run, and in how the model gets to the GPU. One differs in the driver instead: among free blocks of one
+size PyTorch's allocator takes that with the lowest address, and drivers give addresses in different orders.
 """
 
 from __future__ import annotations
@@ -68,16 +68,20 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
         yield variant(text, job, steps, held)
     if not job.setup.allocator.address_step_bytes:
         yield variant("the reference loop, addresses of segments go down, as on an H100", _going_down(job), 3, None)
+    if job.workload.engine == "torch" and not job.setup.quantization:
+        place = "moved to the GPU" if job.setup.device_map else "loaded straight to the GPU (device_map)"
+        other = replace(job, setup=replace(job.setup, device_map=not job.setup.device_map))
+        yield variant(f"the reference loop, the model is {place}", other, 3, None)
     for keep in loop_difference.KEEPING:
-        other = loop_difference.with_loop(job, keep_outputs=keep)
-        if other is not None:
-            yield variant(f"the output is kept (keep_outputs {keep}), {STEPS} steps", other, STEPS, 1)
+        kept = loop_difference.with_loop(job, keep_outputs=keep)
+        if kept is not None:
+            yield variant(f"the output is kept (keep_outputs {keep}), {STEPS} steps", kept, STEPS, 1)
             if keep == "next_forward":
-                yield variant(f"the output is kept, and the loader is one batch ahead, {STEPS} steps", other, STEPS,
+                yield variant(f"the output is kept, and the loader is one batch ahead, {STEPS} steps", kept, STEPS,
                               AHEAD)
-    other = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
-    if other is not None and other.setup.zero_grad != job.setup.zero_grad:
-        yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", other, STEPS, 1)
+    both = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
+    if both is not None and both.setup.zero_grad != job.setup.zero_grad:
+        yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", both, STEPS, 1)
 
 
 def _going_down(job: Job) -> Job:

@@ -397,7 +397,7 @@ class Prediction:
         requested, allocated, reserved, device: peaks with their intervals. ``requested`` counts what tensors need,
             ``allocated`` whole blocks of PyTorch's caching allocator, ``reserved`` its segments, and ``device`` what
             ``nvidia-smi`` shows (None without a profile).
-        headroom_bytes: the capacity minus the reserved peak.
+        headroom_bytes: the capacity minus the reserved peak; None of a course that fails.
         verdict: ``fits``, ``uncertain`` or ``does_not_fit``; None without a capacity.
         factors: allocated bytes at the peak, by factor. They add up to ``peak_allocated_bytes``.
         modules: the same sum by modality module, then by factor.

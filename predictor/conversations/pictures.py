@@ -66,6 +66,8 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
 @contextmanager
 def _opened(said: Any, folder: str, where: str) -> Iterator[tuple[BinaryIO, str]]:
     if isinstance(said, Mapping):
+        if isinstance(said.get("bytes"), str):
+            raise InputError(f"{where}: a picture's bytes are a text: in JSON give a path, or a data: URL of base64")
         said = next((value for key in ("bytes", "path", "url") if (value := said.get(key))), None)
     if isinstance(said, bytes):
         yield io.BytesIO(said), "the picture in the row"
@@ -86,4 +88,5 @@ def _opened(said: Any, folder: str, where: str) -> Iterator[tuple[BinaryIO, str]
             raise InputError(f"{where}: {quoted(path, 200)}: {reason}: if paths begin elsewhere, say "
                              "--image-folder DIR") from None
     else:
-        raise InputError(f"{where}: a picture must be a path, or its bytes, not {quoted(said)}")
+        raise InputError(f"{where}: a picture must be a path, or its bytes, not {quoted(said)}: leave out what is no "
+                         "picture")

@@ -144,20 +144,23 @@ def conversation(row: Any, where: str) -> Conversation:
     if not isinstance(row, Mapping):
         raise InputError(f"{where}: must be a mapping with {KNOWN_FORMS}, not {quoted(row)}")
     row = {key: value for key, value in row.items() if value is not None}
-    for key in ("video", "videos", "audio", "audios", "chosen"):
+    for key in ("video", "videos", "audio", "audios", "chosen", "tools"):
         if row.get(key):
             raise InputError(f"{where}: has {key}, whose tokens are not counted: write them to a file tokens,images")
     turns = next((turns for form in ROW_FORMS if (turns := form(row, where)) is not None), None)
     if turns is None:
-        raise InputError(f"{where}: must have {KNOWN_FORMS}, but has {quoted(', '.join(map(str, row)))}")
-    said = row.get("images", row.get("image", ()))
+        has = f"has {quoted(', '.join(map(str, row)))}" if row else "has no value"
+        raise InputError(f"{where}: must have {KNOWN_FORMS}, but {has}")
+    said = row.get("images", row.get("image")) or ()
     pictures = said if isinstance(said, (list, tuple)) else [said]
     found = turns if isinstance(turns, Conversation) else _conversation(turns, where)
     return _placed(replace(found, pictures=(*found.pictures, *pictures)), where)
 
 
 def _messages(row: Mapping[str, Any], where: str) -> Any:
-    return row.get("messages", row.get("conversations"))
+    """Turns, after the row's own system prompt (ms-swift, dataset/preprocessor/core.py; LLaMA-Factory's column)."""
+    turns, system = row.get("messages", row.get("conversations")), row.get("system")
+    return [{"role": "system", "content": system}, *turns] if system and isinstance(turns, (list, tuple)) else turns
 
 
 def _prompt(row: Mapping[str, Any], where: str) -> Any:
@@ -206,9 +209,8 @@ def _conversation(turns: Any, where: str) -> Conversation:
         if role not in KNOWN_ROLES:
             raise InputError(f"{where}: role must be one of {', '.join([*KNOWN_ROLES, *ROLES])}, not {quoted(role)}")
         parts: list[str | None] = []
-        content = turn.get("content", turn.get("value")) or ()
-        if not isinstance(content, (str, list, tuple)):
-            raise InputError(f"{where}: a message must be a text or a list of parts, not {quoted(content)}")
+        content = turn.get("content", turn.get("value"))
+        _check_content(turn, content, where)
         for part in [content] if isinstance(content, str) else content:
             if isinstance(part, str):
                 parts += _with_places(part)
@@ -221,6 +223,16 @@ def _conversation(turns: Any, where: str) -> Conversation:
                 raise InputError(f"{where}: a message has {quoted(part)}, which is neither a text nor a picture")
         messages.append((role, tuple(parts)))
     return Conversation(tuple(messages), tuple(pictures))
+
+
+def _check_content(turn: Mapping[str, Any], content: Any, where: str) -> None:
+    if turn.get("tool_calls"):
+        raise InputError(f"{where}: a message has tool_calls, whose tokens are not counted: write them to a file "
+                         "tokens,images")
+    if content is None:
+        raise InputError(f"{where}: a message has no content: give a text, or leave the message out")
+    if not isinstance(content, (str, list, tuple)):
+        raise InputError(f"{where}: a message must be a text or a list of parts, not {quoted(content)}")
 
 
 def _with_places(text: str) -> Iterator[str | None]:

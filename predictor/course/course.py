@@ -35,6 +35,7 @@ RANK_STEPS = 25_000
 MOST_CURED = 3
 """Seeds that run out of memory with which a cure is tried."""
 MOST_SEEDS, FEWEST_SEEDS = 20, 3
+MOST_SEEDS_ASKED = 10_000
 SEED_STRIDE = 1_000
 """Between two seeds; each epoch of a course adds 1 to its seed."""
 
@@ -62,10 +63,14 @@ class Request:
     def __post_init__(self) -> None:
         if (self.steps is None) is (self.epochs is None):
             raise InputError("a course needs --steps or --epochs, and not both")
-        for name, value in (("steps", self.steps), ("epochs", self.epochs), ("seeds", self.seeds),
-                            ("empty_cache_steps", self.empty_cache_steps)):
-            if value is not None and not 0 < value <= MOST_STEPS:
-                raise InputError(f"{name} {value}: must be above 0, and at most {MOST_STEPS:,}")
+        for name, value, most in (("steps", self.steps, MOST_STEPS), ("epochs", self.epochs, MOST_STEPS),
+                                  ("seeds", self.seeds, MOST_SEEDS_ASKED),
+                                  ("empty_cache_steps", self.empty_cache_steps, MOST_STEPS)):
+            if value is not None and not 0 < value <= most:
+                raise InputError(f"{name} {value}: must be above 0, and at most {most:,}")
+        if self.seeds and not self.sampling.is_random:
+            raise InputError(f"seeds {self.seeds}: batches in the file's order are the same with every seed: leave it "
+                             "out")
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ class Course:
         columns: for each name of :data:`COLUMNS` the value after start-up and after (or the most during) each step, up
             to the failing one.
         failure: None if no rank runs out of memory.
-        chance: None if the GPU is not named.
+        chance: None if the GPU is not named, or if no seed changes the order of the samples.
         trials: other settings; empty if the GPU is not named, or if no seed runs out of memory.
         caveats: what the course leaves out.
         eval_steps: steps between two evaluations; None if none is simulated.
@@ -268,11 +273,13 @@ class Simulation:
         return self._runs.tokens_per_image
 
     def heaviest(self, course: Course) -> Job:
-        """The job of the training batch of a course's rank that requests the most memory.
+        """The job of the training batch of a course's rank that fails, or else of that which requests the most memory.
 
         Of a course with evaluations, whose requests the columns hold too, it is the one with the most tokens.
         """
         steps, place = self.drawn(self._request.sampling), self._runs.place(course.rank)
+        if course.failure and course.failure.samples and not course.failure.evaluated:
+            return self._runs.exact_job(self._runs.batch(np.array(course.failure.samples) - 1))
         if self._evaluation is None:
             highest = max(1, int(np.argmax(course.columns["peak_requested_bytes"])))
             steps = steps[highest - 1 : highest]
@@ -299,8 +306,8 @@ class Simulation:
         dies = [self.worst(self._setting, bound).failure is not None for bound in margin.limits(capacity)]
         verdict = "uncertain" if len({*dies, worst.failure is not None}) > 1 else "does_not_fit" if dies[0] else "fits"
         course = replace(course, verdict=verdict)
-        chance = self._chance(self._setting, limit, self._seeds())
-        changed = cures.of(self._setting) if chance.failed or verdict != "fits" else ()
+        chance = self._chance(self._setting, limit, self._seeds()) if self._request.sampling.is_random else None
+        changed = cures.of(self._setting) if verdict != "fits" or (chance and chance.failed) else ()
         return replace(course, chance=chance, trials=tuple(self._trial(cure, limit, chance) for cure in changed))
 
     # courses ----------------------------------------------------------------------------------------------------
@@ -361,11 +368,12 @@ class Simulation:
     def _of_seed(self, setting: Setting, limit: int | None, seed: int) -> RankCourse:
         return self.worst(replace(setting, sampling=replace(setting.sampling, seed=seed)), limit)
 
-    def _trial(self, cure: Cure, limit: int | None, chance: Chance) -> Trial:
+    def _trial(self, cure: Cure, limit: int | None, chance: Chance | None) -> Trial:
         """The course with a cure, and if that survives, the first seeds that failed without it."""
         self._tell(cure.text)
         worst = self.worst(cure.setting, limit)
-        seeds = [] if worst.failure else [seed for seed in chance.failed_seeds if seed != cure.setting.sampling.seed]
+        seeds = [] if worst.failure or not chance else [
+            seed for seed in chance.failed_seeds if seed != cure.setting.sampling.seed]
         seeds = seeds[:MOST_CURED]
         failed = sum(self._of_seed(cure.setting, limit, seed).failure is not None for seed in seeds)
         return Trial(cure.text, worst.failure.step if worst.failure else None,
@@ -373,6 +381,7 @@ class Simulation:
 
     def _caveats(self, worst: RankCourse) -> Iterator[str]:
         """What the course leaves out."""
+        yield "other loops, with which it may reserve more: --loops tells how much for one batch"
         if self._evaluation is None:
             yield "evaluations between the steps"
         if not ENGINES[self.job.setup.engine].whole:

@@ -51,6 +51,11 @@ class Sampling:
         if self.strategy not in STRATEGIES:
             raise InputError(f"sampling {quoted(self.strategy)}: must be {', '.join(STRATEGIES)}")
 
+    @property
+    def is_random(self) -> bool:
+        """Whether another seed draws other batches."""
+        return self.strategy != "sequential"
+
 
 @dataclass(frozen=True, eq=False)
 class Step:

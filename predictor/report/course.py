@@ -42,7 +42,8 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
         console.print(_trials(course))
     console.print()
     if details:
-        print_wrapped(console, "The batch that requests the most memory:")
+        print_wrapped(console, "The batch that fails, as if each step had it:" if course.failure else
+                      "The batch that requests the most memory:")
         table.report(console, prediction)
     else:
         print_wrapped(console, details_line("the factors of the heaviest batch", "what is not modelled"))
@@ -135,24 +136,28 @@ def _drawn(course: Course) -> str:
     sampling = course.sampling
     ranks = f"{len(course.ranks)} ranks" + (f" of {len(course.ranks) + course.left_out}" if course.left_out else "") \
         if len(course.ranks) > 1 else f"rank {course.ranks[0]}"
-    order = {"random": f"drawn at random with seed {sampling.seed}", "sequential": "in the file's order",
+    order = {"random": f"drawn at random with seed {sampling.seed}",
+             "sequential": "in the file's order, the same with every seed",
              "group_by_length": f"grouped by length with seed {sampling.seed}"}[sampling.strategy]
     rows = f", packed into rows ({sampling.packing})," if sampling.packing != "none" else ""
     first = ", the longest batch first" if sampling.longest_first else ""
     batches = "1 batch is" if course.eval_batches == 1 else f"{course.eval_batches:,} batches are"
     evaluated = f" After every {course.eval_steps:,} steps {batches} evaluated." \
         if course.eval_steps else ""
-    added = " Those of text alone are given images, since other ranks would wait for them." * course.adds_images
+    added = " Those of text alone are given images, as training programs add them so that each batch trains the " \
+            "same weights." if course.adds_images else ""
     return (f"Batches of {numbered(course.samples, 'sample')}{rows} {order}{first}, each with its own events, on "
             f"{ranks}; an epoch has {numbered(course.steps_per_epoch, 'step')}.{evaluated}{added}")
 
 
 def _trials(course: Course) -> Table:
-    rows = empty_table("with (a colon: in PYTORCH_CUDA_ALLOC_CONF)", "this training", "other seeds\nthat failed",
-                       "reserves\nat most", "segment calls\na step")
+    seeds = ["other seeds\nthat failed"] if course.chance else []
+    rows = empty_table("with (a colon: in PYTORCH_CUDA_ALLOC_CONF)", "this training", *seeds, "reserves\nat most",
+                       "segment calls\na step")
     for trial in course.trials:
-        rows.add_row(trial.setting + (f" ({trial.costs})" if trial.costs else ""), _outcome(trial), _others(trial),
-                     size_text(trial.peak_reserved_bytes), f"{trial.calls_per_step:,.2f}")
+        rows.add_row(trial.setting + (f" ({trial.costs})" if trial.costs else ""), _outcome(trial),
+                     *[_others(trial) for _ in seeds], size_text(trial.peak_reserved_bytes),
+                     f"{trial.calls_per_step:,.2f}")
     return rows
 
 
@@ -184,15 +189,15 @@ def chart(course: Course, width: int, *, ascii_only: bool = False) -> list[str]:
         return []
     room = max(10, width - AXIS)
     drawn = list(zip(thinned(reserved, room), thinned(allocated, room)))
-    top = max(max(reserved), min(course.limit_bytes or 0, 2 * max(reserved)))
+    limit = course.limit_bytes if course.limit_bytes and course.limit_bytes <= 2 * max(reserved) else 0
+    top = max(*reserved, limit)
     (line, plain_line), (area, plain_area) = MARKS
     marks = (plain_line, plain_area) if ascii_only else (line, area)
     lines = []
     for row in range(HEIGHT, 0, -1):
         low, high = top * (row - 1) / HEIGHT, top * row / HEIGHT
         cells = "".join(marks[0] if low < held <= high else marks[1] if low < blocks else " " for held, blocks in drawn)
-        limit = course.limit_bytes
-        if limit is not None and low < limit <= high and not cells.strip():
+        if low < limit <= high and not cells.strip():
             cells = "-" * len(drawn)
         lines.append(f"{high / GIB:6.1f} {'|' if ascii_only else '│'} {cells}".rstrip())
     last = f"step {len(reserved):,}" + (" fails" if course.failure else "")

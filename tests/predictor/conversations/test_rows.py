@@ -65,7 +65,7 @@ def test_of_a_picture_only_the_header_is_read(form, header_bytes):
     assert pictures.size(stream.getvalue()[:header_bytes], "", "a row") == (300, 500)
 
 
-@pytest.mark.parametrize("said", [b"no picture", "", 5, {"bytes": None}, "data:image/png;base64,!!", "a\0b"], ids=str)
+@pytest.mark.parametrize("said", [b"no picture", "", 5, {"bytes": None}, {"bytes": "iVBORw0K"}, "data:image/png;base64,!!", "a\0b"], ids=str)
 def test_what_is_no_picture_is_refused(said, tmp_path):
     with pytest.raises(InputError, match="a row: "):
         pictures.size(said, str(tmp_path), "a row")

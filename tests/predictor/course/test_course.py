@@ -98,6 +98,24 @@ def test_enough_memory_fits_and_needs_no_cure():
     assert course.chance is not None and (course.chance.failed, course.chance.low) == (0, 0.0)
 
 
+def test_batches_in_the_file_s_order_have_no_chance():
+    workload = Workload(**LLAVA | {"sequence_length": 2048}, capacity_bytes=20 * GIB).fill(images_per_sample=1)
+    course = Simulation(workload, lengths(), Request(steps=3, sampling=Sampling("sequential"))).run()
+    assert (course.verdict, course.chance) == ("does_not_fit", None)
+    assert course.trials and all(trial.seeds == 0 for trial in course.trials)
+
+
+def test_a_course_that_fails_is_told_by_its_failing_batch():
+    workload = Workload(**LLAVA | {"sequence_length": 2048, "zero_stage": 2, "data_parallel_size": 8, "rank": 0})
+    free = predict_course(workload.replace(capacity_bytes=80 * GIB), lengths(), Request(steps=12, seeds=1)).course
+    short = workload.replace(capacity_bytes=free.peak_allocated_bytes + GIB // 2)
+    prediction = predict_course(short, lengths(), Request(steps=12, seeds=1))
+    failure, told = prediction.course.failure, prediction.out_of_memory
+    assert prediction.workload["sequence_length"] == failure.tokens
+    assert (told.step, told.rank, told.requested_bytes) == (failure.step, failure.rank, failure.requested_bytes)
+    assert prediction.headroom_bytes is None
+
+
 def test_a_longer_course_begins_with_the_shorter_one():
     workload = Workload(**LLAVA | {"sequence_length": 2048, "rank": 0, "zero_stage": 2, "data_parallel_size": 8}
                         ).fill(images_per_sample=1)
@@ -141,7 +159,8 @@ def test_rows_to_pack_into_need_a_length_and_packed_samples(keys, words):
 @pytest.mark.parametrize("keys, words", [
     ({}, "--steps or --epochs"), ({"steps": 2, "epochs": 1.0}, "not both"), ({"steps": 0}, "steps 0"),
     ({"epochs": -1.0}, "epochs -1"), ({"steps": 5, "seeds": 0}, "seeds 0"),
-    ({"steps": 5, "empty_cache_steps": -2}, "empty_cache_steps -2")])
+    ({"steps": 5, "empty_cache_steps": -2}, "empty_cache_steps -2"), ({"steps": 5, "seeds": 10_001}, "at most 10,000"),
+    ({"steps": 5, "seeds": 2, "sampling": Sampling("sequential")}, "the same with every seed")])
 def test_a_wrong_request_is_one_line(keys, words):
     with pytest.raises(InputError, match=words):
         Request(**keys)
