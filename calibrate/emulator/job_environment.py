@@ -145,6 +145,8 @@ def environment(
         "TRITON_LIBCUDA_PATH": str(built.directory),
         # Kernels "compiled" here are empty. They must not get into the cache that a real GPU uses.
         "USE_PYTORCH_KERNEL_CACHE": "0",
+        # CUPTI does not work here, and PyTorch's profiler says so in three lines unless only fatal errors are logged.
+        "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),
         **(machine.inject.variables() if machine.inject.stated() else {}),
     }
 

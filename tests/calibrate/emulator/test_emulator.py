@@ -43,6 +43,13 @@ def is_one_clear_line(job: subprocess.CompletedProcess, *words: str) -> bool:
     return job.returncode == 2 and len(lines) == 1 and all(word in lines[0] for word in words)
 
 
+@needs_emulator
+def test_the_profiler_of_a_job_says_nothing_of_what_the_emulated_gpu_lacks():
+    script = "import torch\nwith torch.profiler.profile(): torch.ones(1, device='cuda')"
+    job = run_command("run", "--", sys.executable, "-W", "ignore", "-c", script)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 # --- devices ---------------------------------------------------------------
 
 
