@@ -46,7 +46,8 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
                       "The batch that requests the most memory:")
         table.report(console, prediction)
     else:
-        print_wrapped(console, details_line("the factors of the heaviest batch", "what is not modelled"))
+        which = "failing" if course.failure else "heaviest"
+        print_wrapped(console, details_line(f"the factors of the {which} batch", "what is not modelled"))
 
 
 def of(prediction: Prediction) -> Course:
