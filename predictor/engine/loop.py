@@ -1,7 +1,8 @@
 """When a training loop of the user's own frees the model's output and the gradients.
 
 Engines compose the reference loop, whose gradients become None right after the optimizer step. This module moves these
-frees in a composed run, and adds those of the output, which a traced micro-step does not free if the loop keeps it.
+frees in a composed run, and adds those of the output, which the micro-step of a loop that keeps it does not free
+(:meth:`predictor.events.micro_step.MicroStep.keeping_outputs`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def with_frees(events: EventList, micro: MicroStep, setup: Setup) -> EventList:
     What the last step leaves is not freed: it lives through an evaluation, too.
 
     Args:
-        events: the run of the reference loop, in which nothing frees ``micro.outputs``.
+        events: the run of the reference loop, in which nothing frees ``micro.outputs`` if the loop keeps them.
         micro: the traced micro-step that the run repeats.
     """
     frees: list[_Frees] = []
@@ -50,7 +51,7 @@ def with_frees(events: EventList, micro: MicroStep, setup: Setup) -> EventList:
 
 def _of_outputs(events: EventList, micro: MicroStep, *, late: bool) -> list[_Frees]:
     """The frees of each micro-step's output: after its backward, or late, after the next micro-step's forward."""
-    assert micro.outputs is not None  # traced for a loop that keeps it
+    assert micro.outputs is not None  # of a training step
     instance, _ = instances(events, micro)
     _, first = np.unique(instance, return_index=True)
     starts = first[1:] if instance.min() < 0 else first

@@ -101,7 +101,7 @@ class Zero2:
         Args:
             traced_bytes: the size of each traced buffer, in bytes.
         """
-        outputs = 0 if self.micro.outputs is None else int(traced_bytes[self.micro.outputs].sum())
+        outputs = 0 if self.setup.keep_outputs == "none" else int(traced_bytes[self.micro.outputs].sum())
         late = outputs if self.setup.keep_outputs == "next_forward" else 0
         changes = [template.change(traced_bytes) for template in self.backward]
         for template, change in zip(self.backward, changes):  # the last micro-step's outputs live through forward

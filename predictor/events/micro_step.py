@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
-from predictor.events.events import MOMENTS, EventList, Moment
+from predictor.events.events import MOMENTS, EventList, EventType, Moment
 
 
 class Mark(IntEnum):
@@ -45,7 +45,7 @@ class MicroStep:
     """Forward and backward of one micro-batch, without the allocations of an engine.
 
     Attributes:
-        events: allocations and frees; gradients, persistent buffers and ``outputs`` are not freed in it.
+        events: allocations and frees; gradients and persistent buffers are not freed in it.
         ready: ``int32[k, 3]``, completed gradients: position in ``events`` (hooks run before that event), index of the
             parameter, buffer of the gradient.
         persistent: ``int32[p]``, buffers that are allocated once, in the first micro-step of a run.
@@ -56,8 +56,8 @@ class MicroStep:
         cuts: ``int32[f]``, for a call of ``generate``: positions at which its second and later forwards begin.
         cache: ``int32[c, 2]``, for a call of ``generate``: buffers of keys and values before the call (-1: none) and
             after its last forward.
-        outputs: ``int32[b]``, buffers that die with the model's output, in this order, if the loop keeps it through
-            backward (:mod:`predictor.engine.loop`).
+        outputs: ``int32[b]``, in a training step, buffers that the model's output keeps alive, in the order in which
+            they die with it. ``events`` frees them where a loop does that keeps only the loss.
     """
 
     events: EventList
@@ -73,6 +73,20 @@ class MicroStep:
     def backward_begin(self) -> int:
         """The position of the first event of backward, which allocates the gradient of the loss."""
         return int(np.argmax(self.events.moment == MOMENTS.index(Moment.BACKWARD)))
+
+    def keeping_outputs(self) -> MicroStep:
+        """The step of a loop that keeps the model's output through backward: it does not free ``outputs``."""
+        events = self.events
+        assert self.outputs is not None  # of a training step
+        stay = ~((events.kind == EventType.FREE) & np.isin(events.buffer, self.outputs))
+        columns = {name: getattr(events, name)[stay] for name in ("kind", "buffer", "moment", "step")}
+        place = np.append(0, np.cumsum(stay, dtype=np.int32))
+
+        def moved(rows: np.ndarray) -> np.ndarray:
+            return np.column_stack([place[rows[:, 0]], rows[:, 1:]])
+
+        return replace(self, events=replace(events, **columns), ready=moved(self.ready),
+                       marks=None if self.marks is None else moved(self.marks))
 
     @property
     def loss_bytes(self) -> int:

@@ -68,7 +68,7 @@ def content(settings: Settings, command: Sequence[str], progress: Progress = lam
     traced = traced_names(settings)
     groups = _groups(settings, traced)
     formulas = [{"key": key, "traced": packing.pack_traced(micro, tables), "sizes": packing.sizes(micro), "runs": {}}
-                for key, jobs in groups.items() for micro in [next(iter(jobs.values())).formula.micro]]
+                for key, jobs in groups.items() for micro in [next(iter(jobs.values())).micro]]
     limits = _page_limits(settings)
     starts: dict[str, list[Sequence[StartUp]]] = {}
     engines = proposed_engines(settings)
@@ -145,7 +145,7 @@ def _runs(job: Job, limits: Sequence[int], tables: Tables, starts: list[Sequence
     packed: dict[int, PackedRun] = {}
     for rank in sorted({*job.judged_ranks(), *highest.rank.tolist()}):
         same = next((other for other in packed if runs[other] is runs[rank]), None)
-        packed[rank] = packing.pack_run(runs[rank], job.formula.micro, tables) if same is None else packed[same]
+        packed[rank] = packing.pack_run(runs[rank], job.micro, tables) if same is None else packed[same]
     if not starts:
         starts += [_starts(job, limits, tables), _starts(expandable(job), limits, tables)]
     return {"judged": job.judged_ranks(), "ranks": {rank: run.steps for rank, run in packed.items()},
@@ -182,7 +182,7 @@ def _starts(job: Job, limits: Sequence[int], tables: Tables) -> list[StartUp]:
     def at(limit: int | None) -> tuple[tuple[int, ...], int]:
         if limit not in known:
             run = training_job.compose(job.formula, replace(job.setup, capacity_bytes=limit), 0)
-            known[limit] = packing.pack_run(run, job.formula.micro, tables), int(start_up(run).max())
+            known[limit] = packing.pack_run(run, job.micro, tables), int(start_up(run).max())
         packed, highest = known[limit]
         if packed.steps != known[None][0].steps:
             raise InputError("explore: with less memory this engine's steps differ too, which the page does not have")

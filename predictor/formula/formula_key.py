@@ -57,7 +57,7 @@ def formula_key(request: Request) -> store.Key:
         quantization=quantization.quantized(workload), image_sizes=_image_sizes(request),
         video_frames=workload.video_frames if request.shape.images else None, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
-        keeps_outputs=workload.keep_outputs != "none", loss="" if workload.loss == "model" else workload.loss,
+        loss="" if workload.loss == "model" else workload.loss,
         flat=fsdp.flat_units(workload))
 
 

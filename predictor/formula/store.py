@@ -27,7 +27,7 @@ from predictor.model.lora import Adapters
 from predictor.model.quantization import Quantized
 from predictor.workload.generation import Generation
 
-TRACER_VERSION = 5
+TRACER_VERSION = 6
 """Increased whenever the same workload would trace differently. Cached formulas of older versions are then unused."""
 
 
@@ -58,7 +58,6 @@ class Key:
         tensor_parallel: number of ranks that share each layer.
         autotp: whether DeepSpeed's AutoTP shards the layers, rather than transformers.
         generation: the call of ``generate`` that is traced; None for a training step.
-        keeps_outputs: whether the loop keeps the model's output through backward.
         loss: who computes the loss, if it is not the model.
     """
 
@@ -89,7 +88,6 @@ class Key:
     tensor_parallel: int = 1
     autotp: bool = False
     generation: Generation | None = None
-    keeps_outputs: bool = False
     loss: str = ""
     flat: FlatUnits | None = None
 

@@ -201,7 +201,7 @@ def _recorded(key: Key, model, inputs, shape: Shape) -> Recording:
         return trace_generation(model, batch, key.generation, shape.sequence - new.sequence, **style)
     if key.evaluation:
         return trace_evaluation(model, batch, **style)
-    return trace(model, batch, inputs.options, loop=Loop(key.sharded, key.wrapped, key.keeps_outputs, key.flat),
+    return trace(model, batch, inputs.options, loop=Loop(key.sharded, key.wrapped, key.flat),
                  **style)
 
 

@@ -223,6 +223,11 @@ class Job:
         return with_evaluation(events, *self.evaluation, self.gpu) if self.evaluation else events
 
     @property
+    def micro(self) -> MicroStep:
+        """The traced micro-step that a run repeats."""
+        return _in_loop(self.formula.micro, self.setup.keep_outputs)
+
+    @property
     def traced_events(self) -> int:
         """Number of events of a run that were traced; its engine adds the others."""
         return STEPS * self.setup.micro_steps * len(self.formula.micro.events)
@@ -372,8 +377,7 @@ def evaluated(request: Request) -> Request:
 
 def evaluation_key(request: Request) -> store.Key:
     """The key of the forward of an evaluation, of a request at its shape."""
-    return replace(formula_key(request), evaluation="trainer", checkpointing="off", checkpointing_kwargs=(),
-                   keeps_outputs=False)
+    return replace(formula_key(request), evaluation="trainer", checkpointing="off", checkpointing_kwargs=())
 
 
 def check_shape(request: Request, formula: Formula) -> None:
@@ -439,7 +443,13 @@ def engine_of(formula: Formula, setup: Setup) -> Engine:
     if not len(formula.micro.ready):
         raise InputError("nothing that trains gets a gradient, such as a projector from samples of text alone "
                          "(images_per_sample 0): train the language model too")
-    return load(setup.engine)(formula.micro, setup)
+    return load(setup.engine)(_in_loop(formula.micro, setup.keep_outputs), setup)
+
+
+@lru_cache(maxsize=8)
+def _in_loop(micro: MicroStep, keep_outputs: str) -> MicroStep:
+    """The micro-step of a loop that keeps outputs so long; always the same one, as its pages compare by identity."""
+    return micro if keep_outputs == "none" else micro.keeping_outputs()
 
 
 @lru_cache(maxsize=8)

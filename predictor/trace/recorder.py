@@ -71,7 +71,7 @@ class Recording:
         owners: pairs of a module's number and the index of a parameter that it gathers.
         cuts: positions in ``events`` at which the second and later forwards of a call of ``generate`` begin.
         cache: pairs of rows of keys and values, before (-1: none) and after a call of ``generate``.
-        outputs: rows that die with the model's output, in this order; None if it is dropped before backward.
+        outputs: rows that the model's output keeps alive, in the order in which they die with it; None without a loss.
     """
 
     buffers: list[RecordedBuffer] = field(default_factory=list)
@@ -176,12 +176,17 @@ class Recorder(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 self.watch(value, name, role="input")
 
-    def frees_as_outputs(self, begin: int) -> None:
-        """Moves the frees from event ``begin`` on to ``outputs``, because the loop decides when they happen."""
-        recording = self.recording
-        recording.outputs = [-event - 1 for event in recording.events[begin:]]
-        del recording.events[begin:], recording.moments[begin:]
-        recording.marks = [point._replace(position=min(point.position, begin)) for point in recording.marks]
+    def rows_in(self, held: Any) -> list[int]:
+        """The rows of the tensors in an object, in their order, without inputs.
+
+        An object's tensors are those in its containers, and in the attributes of what it holds, such as a cache.
+        """
+        rows = [self.row_of(tensor) for tensor in _tensors_in(held, set())]
+        return [row for row in rows if row is not None and self.recording.buffers[row].role != "input"]
+
+    def freed_since(self, begin: int) -> list[int]:
+        """The rows freed from event ``begin`` on."""
+        return [-event - 1 for event in self.recording.events[begin:] if event < 0]
 
     def closed(self) -> Recording:
         """Ends and returns the recording; later events go to a new one."""
@@ -239,6 +244,17 @@ index_select_backward_symint)."""
 ADD, INDEX_PUT = torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default
 DIFFERENT = {ADD, INDEX_PUT, *IN_PLACE}
 """Operators that autograd may call instead of others under a dispatch mode."""
+
+
+def _tensors_in(held: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors in an object. ``seen`` holds the objects that were entered, by ``id``."""
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif id(held) not in seen and not isinstance(held, (type, torch.nn.Module)):
+        seen.add(id(held))
+        parts = list(held.values()) if isinstance(held, dict) else held if isinstance(held, (list, tuple)) else []
+        for part in (*parts, *getattr(held, "__dict__", {}).values()):
+            yield from _tensors_in(part, seen)
 
 
 def has_own_dispatch(tensor_type: type[torch.Tensor]) -> bool:

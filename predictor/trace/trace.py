@@ -35,13 +35,11 @@ class Loop(NamedTuple):
     Attributes:
         sharded: whether ZeRO-3's hooks run.
         wrapped: names of FSDP's units (:func:`predictor.model.fsdp.units`); empty: without FSDP.
-        keeps_outputs: whether the model's output lives through backward.
         flat: how FSDP1 flattens the units' parameters; None: the units are FSDP2's.
     """
 
     sharded: bool = False
     wrapped: tuple[str, ...] = ()
-    keeps_outputs: bool = False
     flat: FlatUnits | None = None
 
 
@@ -61,8 +59,7 @@ def trace(model, batch: dict[str, torch.Tensor], options: dict[str, bool], *, sd
     scaler = GradScaler("meta") if mixed_precision == "fp16" else None
     with _on_cuda(model, batch, sdpa_backend, mixed_precision) as (tracer, places, batch):
         hooks = _hooks(model, tracer, loop)
-        return record_micro_step(model, batch | options, tracer, places, hooks, scaler,
-                                 keeps_outputs=loop.keeps_outputs)
+        return record_micro_step(model, batch | options, tracer, places, hooks, scaler)
 
 
 def _hooks(model, tracer: Tracer, loop: Loop) -> Zero3Hooks | Fsdp1Hooks | Fsdp2Hooks | None:
@@ -101,12 +98,13 @@ def _on_cuda(model, batch: dict[str, torch.Tensor], sdpa_backend: str,
 
 def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: ModuleTracker,
                       engine_hooks: Zero3Hooks | Fsdp1Hooks | Fsdp2Hooks | None = None,
-                      scaler: GradScaler | None = None, *, keeps_outputs: bool = False) -> Recording:
+                      scaler: GradScaler | None = None) -> Recording:
     """Runs forward, loss and backward of the reference loop under a recorder.
 
-    The model's output is freed before backward, unless the loop keeps it, and gradients are kept. Buffers that the
-    recording does not free are inputs, gradients (listed in ``gradients``), what the kept output holds (listed in
-    ``outputs``) or workspaces that are never freed.
+    The model's output is freed before backward, and gradients are kept. Buffers that the recording does not free are
+    inputs, gradients (listed in ``gradients``) or workspaces that are never freed. ``outputs`` lists what another loop
+    keeps with the output: its tensors, also those that only backward frees here, and all that dies with it or with the
+    loss.
     """
     recorder.ignore(map(local_part, (*model.parameters(), *model.buffers(), *row_maxima(model))))
     recorder.moment = Moment.FORWARD
@@ -118,18 +116,16 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
         with collection_paused(), places.active(), engine_hooks.active() if engine_hooks else nullcontext(), recorder:
             output = model(**batch)
             loss = loss_of(output)
-            if not keeps_outputs:
-                del output
+            held, forwarded = recorder.rows_in(output), len(recorder.recording.events)
+            del output
+            held += recorder.freed_since(forwarded)
             if engine_hooks:
                 engine_hooks.backward()
             recorder.moment, places.in_backward = Moment.BACKWARD, True
             (scaler.scale(loss) if scaler else loss).backward()
             returned = len(recorder.recording.events)
-            if keeps_outputs:
-                del output
             del loss
-            if keeps_outputs:
-                recorder.frees_as_outputs(returned)
+            recorder.recording.outputs = list(dict.fromkeys(held + recorder.freed_since(returned)))
             if engine_hooks:
                 recorder.recording.owners = engine_hooks.owners()
             return recorder.closed()

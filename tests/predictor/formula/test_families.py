@@ -48,7 +48,7 @@ def sizes_of(recording: Recording) -> list[int]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"recipe": "full", "checkpointing": "off"}, {"recipe": "full"},
-                                     {"sharded": True}, {"keeps_outputs": True}, {"evaluation": "trainer"}],
+                                     {"sharded": True}, {"evaluation": "trainer"}],
                          ids=lambda changes: "-".join(map(str, changes.values())) or "finetune")
 @pytest.mark.parametrize(("regime", "shapes"), [
     (FAMILY, (Shape(2, 99, 2), Shape(5, 80, 5), Shape(9, 300, 9))),
