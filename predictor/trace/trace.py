@@ -125,7 +125,8 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
             (scaler.scale(loss) if scaler else loss).backward()
             returned = len(recorder.recording.events)
             del loss
-            recorder.recording.outputs = list(dict.fromkeys(held + recorder.freed_since(returned)))
+            last = recorder.freed_since(returned)  # with the loss, which the loop drops after the output
+            recorder.recording.outputs = [row for row in dict.fromkeys(held) if row not in last] + last
             if engine_hooks:
                 recorder.recording.owners = engine_hooks.owners()
             return recorder.closed()
