@@ -62,7 +62,7 @@ requested and blocks held at most in the step, and what blocks and segments held
 memory must run out of it in the simulated micro-step, asking for as many bytes. Made by `python scripts/check.py
 course` on {date} from `evidence/course.jsonl`, which has the software of each measurement.
 
-| line | job | samples | measured | rank | steps | steps that differ | first difference | out of memory | reserved at end |
+| line | job | samples | date | rank | steps | steps that differ | first difference | out of memory | reserved at end |
 | --- | --- | --- | --- | ---: | ---: | ---: | --- | --- | ---: |
 """
 
