@@ -165,7 +165,7 @@ def exceeded(result: DryRun, limit: Limit) -> str:
             f"emulated {limit.gpu}")
     if result.peak is None:
         return text
-    largest = sorted(result.factors.items(), key=lambda item: -item[1])[:3]
+    largest = sorted(result.factors.items(), key=lambda item: -item[1])
     factors = ", ".join(f"{name} {size_text(size)}" for name, size in largest if size)
     return f"{text}\n{at('peak', result.peak)}" + (f"\nheld there: {factors}" if factors else "")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 from datetime import date
 from pathlib import Path
@@ -34,6 +35,10 @@ from predictor.common.suggestions import file_name, quoted  # noqa: E402
 CONTRIBUTED = ROOT / "profiles" / "evidence" / "contributed"
 SOURCES = "sources.yaml"
 """YAML, because a report of the folder reads every JSON file as a measurement."""
+ADDRESS = re.compile(r"https://[\w.-]+\.[a-z]+(/[\w.~/?#=&%+-]*)?", re.ASCII)
+"""Web addresses of a host and a path, in one line."""
+LONGEST_NAME = 60
+"""Characters of a GPU's name that a file's name has."""
 BAD_INPUT = 2
 
 
@@ -57,12 +62,14 @@ def filed(path: Path, source: str, folder: Path) -> str:
     Raises:
         InputError: it is no record, it is not of a real GPU, or it is filed already.
     """
-    if not source.startswith("https://"):
-        raise InputError(f"--source {quoted(source)}: must be an address that begins with https://")
+    if not ADDRESS.fullmatch(source):
+        raise InputError(f"--source {quoted(source, 200)}: must be an address such as https://github.com/OWNER/peakcast/"
+                         "issues/12")
     record = read(path)
     check(record, file_name(path))
     content = read_bytes(path, "the record")
-    name = f"{record.job.device.name.lower().replace(' ', '-')}-{hashlib.sha256(content).hexdigest()[:12]}.json"
+    gpu = "-".join(re.findall(r"[a-z0-9]+", record.job.device.name.lower()))[:LONGEST_NAME]
+    name = f"{gpu or 'gpu'}-{hashlib.sha256(content).hexdigest()[:12]}.json"
     known = read_mapping(folder / SOURCES, "the list of sources") if (folder / SOURCES).exists() else {}
     [case], _ = files.read([str(path)])
     for earlier in known:

@@ -43,6 +43,21 @@ def test_a_record_is_copied_with_its_source_and_its_difference_is_said(record, t
     assert "requested +" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("gpu", "begins"), [
+    ("../../../stolen", "stolen-"), ("NVIDIA\0L4\nx", "nvidia-l4-x-"), ("a/b", "a-b-"), ("..", "gpu-"), ("x" * 999, "x" * 60 + "-")])
+def test_no_name_of_a_gpu_leads_out_of_the_folder(record, tmp_path, gpu, begins):
+    path, folder = record(REAL | {"device": replace(REAL["device"], name=gpu)}), tmp_path / "contributed"
+    assert file_measurement.main([path, *SOURCE], folder) == 0
+    [name] = yaml.safe_load((folder / "sources.yaml").read_text())
+    assert name.startswith(begins) and sorted(file.name for file in folder.iterdir()) == sorted([name, "sources.yaml"])
+
+
+@pytest.mark.parametrize("source", ["https://", "http://example.org", "https://example.org/a\nb: c", "example.org"])
+def test_a_source_is_the_address_of_a_page(record, tmp_path, capsys, source):
+    assert file_measurement.main([record(), "--source", source], tmp_path / "contributed") == 2
+    assert "must be an address such as" in capsys.readouterr().err
+
+
 def test_it_is_not_filed_twice(record, tmp_path, capsys):
     path, folder = record(), tmp_path / "contributed"
     assert [file_measurement.main([path, *SOURCE], folder) for _ in range(2)] == [0, 2]

@@ -231,7 +231,12 @@ def read(path: str | os.PathLike[str]) -> Record:
     if version != SCHEMA_VERSION:
         raise InputError(f"{name}: schema_version is {version_text(version)}, not {SCHEMA_VERSION}: "
                          "this is no measurement of this release of peakcast")
-    for counter in ("requested", "allocated", "reserved"):
-        for part in ("bytes", "at"):
-            document.pop(f"peak_{counter}_{part}", None)
-    return from_plain(Record, document, name)
+    names = [f"peak_{counter}_{part}" for counter in ("requested", "allocated", "reserved") for part in ("bytes", "at")]
+    repeated = {key: document.pop(key) for key in names if key in document}
+    record = from_plain(Record, document, name)
+    of_moments = record.to_json() if repeated else {}
+    for key, value in repeated.items():
+        if value != of_moments[key]:
+            raise InputError(f"{name}: {key} is {quoted(value)}, but its moments say {quoted(of_moments[key])}: the "
+                             "record was edited, or is damaged")
+    return record

@@ -43,11 +43,11 @@ def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str 
 
 
 def _free_bytes(job: Job, verdict: str | None, reserved: Bound) -> int | None:
-    """Bytes that may be reserved more while the verdict stays; None if no number of them changes it."""
+    """Bytes that may be predicted more while the verdict stays; None if no number of them changes it."""
     capacity = job.workload.capacity
     if capacity is None or verdict not in (FITS, UNCERTAIN):
         return None
+    surely, at_best = job.margin.limits(capacity)
     if verdict == FITS:
-        return capacity - reserved.most - job.margin.runtime_high
-    _, at_best = job.margin.limits(capacity)
+        return surely - job.margin.predicted(reserved.most)
     return None if at_best is None else max(0, at_best - reserved.bytes)

@@ -14,6 +14,8 @@ from predictor.workload.value_sources import DEFAULT, OVERRIDDEN, Source
 
 TRACED = ("torch", "transformers")
 """Packages whose release decides a traced formula."""
+EXTRAPOLATED = "extrapolated"
+"""How notes of learned jobs begin that are outside of the recorded shapes."""
 LARGE = 0.1
 """Share of the peak from which on a factor counts as large."""
 
@@ -21,10 +23,13 @@ LARGE = 0.1
 def decisive_defaults(prediction: Prediction) -> tuple[str, ...]:
     """Sentences about values that only a default gives and that matter, the most decisive first.
 
-    Each begins with ``Assumed`` and ends with what to give instead. Empty if there are none, for inference, and for a
-    learned job, which was recorded with its engine.
+    Each begins with ``Assumed`` and ends with what to give instead. Empty if there are none, and for inference. A
+    learned job was recorded with its engine: of it they say how far it is from what was recorded.
     """
     workload = prediction.workload
+    if "learned" in workload:
+        return tuple(f"{note[0].upper()}{note[1:]}: no interval holds there." for note in prediction.not_modelled
+                     if note.startswith(EXTRAPOLATED))
     if workload.get("mode", "training") != "training" or "engine" not in workload:
         return ()
     return (*filter(None, [assumed_gpus_of(prediction)]), *_pictures(prediction), *_optimizer(prediction),

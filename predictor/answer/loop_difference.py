@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from predictor.answer.prediction import Caution
 from predictor.jobs.learned_job import LearnedJob
@@ -15,74 +14,76 @@ from predictor.workload.compared import goes_with
 KEEPING = {"next_forward": "outputs = model(…); loss = outputs.loss; loss.backward() in a plain script",
            "backward": "outputs = model(…); loss = outputs.loss; loss.backward() in a function"}
 """Value of the key ``keep_outputs`` -> a loop that keeps its outputs so long. The usual one comes first."""
-_FREED = "gradients are assumed to be freed right after the optimizer step"
-_ZEROED = "optimizer.zero_grad() before loss.backward()"
+ZEROING = {"before_backward": "optimizer.zero_grad() before loss.backward()",
+           "before_forward": "optimizer.zero_grad() at the top of the loop"}
+"""Value of the key ``zero_grad`` -> a loop that keeps gradients so long."""
+Loop = Mapping[str, str]
+OUTPUTS: tuple[Loop, ...] = tuple({"keep_outputs": keep, "zero_grad": "after_step"} for keep in KEEPING)
+GRADIENTS: tuple[Loop, ...] = tuple({"keep_outputs": "none", "zero_grad": zeroing} for zeroing in ZEROING)
+BOTH: tuple[Loop, ...] = tuple({"keep_outputs": keep, "zero_grad": "before_backward"} for keep in KEEPING)
 
 
 def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caution]:
     """Loops with which the job would no longer surely fit, or surely not fit, and the bytes that each reserves more.
 
-    Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. First a loop
-    that keeps the model's output, then one that keeps gradients; one that keeps both only if neither alone changes the
-    verdict. Nothing if the loop is known.
+    Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. Of the loops
+    that keep the model's output the one that reserves the most, and likewise of those that keep gradients; one that
+    keeps both only if neither alone changes the verdict. Nothing if the loop is known.
 
     Args:
         job: surely fits, or may fit; its workload has a capacity.
-        free_bytes: bytes that may be reserved more while it does. Nothing is simulated if the tensors of no other loop
+        free_bytes: bytes that may be predicted more while it does. Nothing is simulated if the tensors of no other loop
             take more than this.
         verdict: its verdict.
     """
     if not is_assumed(job) or _most(job) <= free_bytes:
         return
-    dies = partial(_first_that_dies, job, free_bytes, verdict)
-    keep, outputs = dies(KEEPING, "after_step")
-    if keep:
-        yield Caution(f"the model's output is assumed to be freed before backward; {KEEPING[keep]} keeps it "
-                      f"(keep_outputs {keep})", outputs, free_bytes,
-                      f"the loop keeps the model's output (keep_outputs {keep})", verdict)
+
+    def caution(found: tuple[Loop, int], assumed: str, what: str, *keys: str) -> Caution:
+        loop, more = found
+        said = ", ".join(f"{key} {loop[key]}" for key in keys)
+        return Caution(f"{assumed} ({said})", more, free_bytes, f"the loop keeps {what} ({said})", verdict)
+
+    outputs = _worst(job, free_bytes, verdict, OUTPUTS)
+    if outputs:
+        keeping = KEEPING[outputs[0]["keep_outputs"]]
+        yield caution(outputs, f"the model's output is assumed to be freed before backward; {keeping} keeps it",
+                      "the model's output", "keep_outputs")
     if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
-    none, gradients = dies(("none",), "before_backward")
-    if none:
-        yield Caution(f"{_FREED}; {_ZEROED} keeps them (zero_grad before_backward)", gradients, free_bytes,
-                      "the loop keeps gradients (zero_grad before_backward)", verdict)
-    if keep or none:
-        return
-    keep, both = dies(KEEPING, "before_backward")
-    if keep:
-        keys = f"keep_outputs {keep}, zero_grad before_backward"
-        yield Caution(f"{_FREED}; {_ZEROED} keeps them, and {KEEPING[keep]} keeps the output ({keys})", both,
-                      free_bytes, f"the loop keeps gradients and the model's output ({keys})", verdict)
+    freed = "gradients are assumed to be freed right after the optimizer step"
+    gradients = _worst(job, free_bytes, verdict, GRADIENTS)
+    if gradients:
+        yield caution(gradients, f"{freed}; {ZEROING[gradients[0]['zero_grad']]} keeps them", "gradients", "zero_grad")
+    both = None if outputs or gradients else _worst(job, free_bytes, verdict, BOTH)
+    if both:
+        keeping = KEEPING[both[0]["keep_outputs"]]
+        yield caution(both, f"{freed}; {ZEROING['before_backward']} keeps them, and {keeping} keeps the output",
+                      "gradients and the model's output", "keep_outputs", "zero_grad")
 
 
-def loops(job: Job) -> tuple[Mapping[str, str], ...]:
+def loops(job: Job) -> tuple[Loop, ...]:
     """The keys of each of the loops of :func:`other_loops`, those that take the most first; empty if it is known."""
     if not is_assumed(job):
         return ()
-    outputs = [{"keep_outputs": keep, "zero_grad": "after_step"} for keep in KEEPING]
-    if job.workload.engine == "deepspeed":  # which frees gradients itself
-        return tuple(outputs)
-    gradients = [{"keep_outputs": keep, "zero_grad": "before_backward"} for keep in (*KEEPING, "none")]
-    return (*gradients, *outputs)
+    return OUTPUTS if job.workload.engine == "deepspeed" else (*BOTH, *GRADIENTS, *OUTPUTS)
 
 
-def _first_that_dies(job: Job, free_bytes: int, verdict: str, keeping: Iterable[str],
-                     zero_grad: str) -> tuple[str, int]:
-    """The first ``keep_outputs`` with which the verdict is a worse one, and the bytes that it reserves more.
-
-    Without one an empty name and 0.
-    """
+def _worst(job: Job, free_bytes: int, verdict: str, tried: Sequence[Loop]) -> tuple[Loop, int] | None:
+    """Of these loops that worsen the verdict the one that reserves the most, and the bytes that it reserves more."""
     capacity = job.workload.capacity
     assert capacity is not None  # only a job with a capacity fits
-    for keep in keeping:
-        other = with_loop(job, keep_outputs=keep, zero_grad=zero_grad)
+    limit, worst = job.margin.limits(capacity)[0 if verdict == FITS else 1], None
+    for loop in tried:
+        other = with_loop(job, **loop)
         outcome = None if other is None else other.judge()
-        if outcome is not None and outcome.verdict not in (FITS, verdict):
-            reserved = outcome.reserved.bytes if outcome.reserved.high is None else outcome.reserved.high
-            beyond = job.margin.capacity(reserved) - capacity if verdict == FITS else reserved - (
-                job.margin.limits(capacity)[1] or reserved)
-            return keep, free_bytes + beyond
-    return "", 0
+        if outcome is None or outcome.verdict in (FITS, verdict):
+            continue
+        reserved = outcome.reserved.bytes if outcome.reserved.high is None else outcome.reserved.high
+        more = free_bytes + reserved - (reserved if limit is None else limit)
+        if worst is None or more > worst[1]:
+            worst = loop, more
+    return worst
 
 
 def with_loop(job: Job, *, keep_outputs: str = "next_forward", zero_grad: str = "after_step") -> Job | None:

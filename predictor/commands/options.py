@@ -270,11 +270,12 @@ def _check_model(model: str, reads_frameworks: bool) -> None:
     if os.path.splitext(model)[1].lower() in (*CONFIGURATIONS, ".py") and os.path.isfile(model):
         try:
             models.find(model)
-        except InputError:
+        except InputError as found:
             kind = file_kinds.recognized(model)
             if kind is not None and kind.given_as == file_kinds.MODEL:
                 raise
-            error = InputError(f"MODEL {file_name(model)}: is no configuration of a model")
+            error = found if kind is None and model.lower().endswith(".json") else InputError(
+                f"MODEL {file_name(model)}: is no configuration of a model")
             raise file_kinds.instead(model, file_kinds.MODEL, error, reads_frameworks=reads_frameworks) from None
 
 

@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   peakcast plan llava-1.5-7b --sequence-length 1024 --gpu l40s --gpus 2 --vary recipe --json
   peakcast plan --workload job.yaml --deepspeed zero2.json --gpu h100-80gb   (what each knob saves)
   peakcast plan --from finetune.sh --gpu h100-80gb --gpus 8                   (the same training, cheaper)
-  peakcast plan mine.npz --gpu h100-80gb                                     (a learned job)
+  peakcast plan mine.npz --sequence-length 4096 --gpu h100-80gb              (a learned job)
   peakcast plan --workload job.yaml --gpu h100-80gb --details
 
 Every key that is given keeps its value; all others may vary. A given micro batch may be split into smaller ones that

@@ -213,9 +213,9 @@ class Choice:
     def check(self, value: Any) -> Any:
         # a number must not match a bool, nor 2.0 the name 2
         if isinstance(value, (str, int)) and not isinstance(value, bool):
-            value = self.spellings.get(value, value)
-            if value in self.names:
-                return value
+            name = self.spellings.get(value, value)
+            if name in self.names:
+                return name
             if value in self.later:
                 raise Invalid(f"{quoted(value)} is not supported yet: {self.later[value]}")
         names = ", ".join(map(str, self.names))
@@ -226,7 +226,7 @@ class Choice:
         return self.check(by_text.get(text, text))
 
     def schema(self) -> Schema:
-        return {"enum": [*self.names, *self.spellings]}
+        return {"enum": [*self.names, *(other for other, name in self.spellings.items() if name in self.names)]}
 
 
 MOST_LISTED = 1_000

@@ -29,6 +29,8 @@ LONGEST_MESSAGE = 4_000
 """Characters after the beginning of a message in which its numbers are searched."""
 MOST_MESSAGES = 10_000
 """Limit on the messages of a log that are read, those that a process printed again among them."""
+NARROWEST, MOST_PASTED_LINES = 40, 400
+"""Characters of a terminal's line at least, and lines of a pasted text at most, for lines to be joined."""
 MOST_PROCESSES = 256
 """Limit on the processes of a message that are read."""
 
@@ -142,7 +144,33 @@ def find(text: str) -> list[Message]:
     Raises:
         InputError: the log has too many lines.
     """
-    return list(_found(text))
+    plain, joined = _found(text), _found(unwrapped(text))
+    more = sum(map(_figures, joined)) - sum(map(_figures, plain))
+    if more < 0 or list(map(_told, joined)) == list(map(_told, plain)):
+        return list(plain)
+    return list(joined)  # a line may end within a number, whose end is a number, too
+
+
+def _told(message: Message) -> Message:
+    """A message without its place in the text."""
+    return replace(message, line=0, place=None)
+
+
+def _figures(message: Message) -> int:
+    """How many of a message's numbers were found."""
+    return sum(isinstance(item, Amount) for item in vars(message).values())
+
+
+def unwrapped(text: str) -> str:
+    """A pasted text with the lines joined that a terminal broke, in the middle of words, because they were too long.
+
+    Lines as long as the longest are taken to be broken, if there are at least two.
+    """
+    lines = text.splitlines()
+    width = max(map(len, lines), default=0)
+    if width < NARROWEST or len(lines) > MOST_PASTED_LINES or sum(len(line) == width for line in lines) < 2:
+        return text
+    return "".join(line if len(line) == width else line + "\n" for line in lines)
 
 
 @lru_cache(maxsize=4)

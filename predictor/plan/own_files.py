@@ -12,7 +12,7 @@ from predictor.formula import store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS
 from predictor.workload.keys import KEYS
-from predictor.workload.value_sources import ENGINE_KEYS, OwnChange, Source
+from predictor.workload.value_sources import ENGINE_KEYS, OVERRIDDEN, OwnChange, Source
 from predictor.workload.workload import Workload
 
 ENGINES = {"torch": "a plain loop", "ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2"}
@@ -103,6 +103,9 @@ def _judged(change: OwnChange | None, texts: Mapping[str, str], started: Workloa
 
 def _not_expressed(source: Source, changes: Mapping[str, Any]) -> str:
     """Which of the changes the framework's configuration has no words for."""
+    typed = [row.key for row in source.values if row.origin == OVERRIDDEN and row.key in changes]
+    if typed:
+        return f"an option of this command sets {' and '.join(typed)}: leave it out, and give the value in the file"
     keys = [key for key, item in changes.items() if item is not None and source.in_own_words({key: item}) is None]
     said = f"what it would have to say for {' and '.join(keys)}" if keys else "how to say all changes together"
     return f"{said} under {source.framework} is not known"

@@ -66,6 +66,10 @@ class Margin:
         at_best = math.floor(room / (1 + low)) if low > -1 else None if room else 0
         return math.floor(surely), at_best
 
+    def predicted(self, most_bytes: int) -> int:
+        """The reserved bytes of a prediction whose interval ends at ``most_bytes``."""
+        return math.floor(most_bytes / (1 + self._reserved[1]))
+
     def capacity(self, limit_bytes: int) -> int:
         """The smallest GPU memory, in bytes, in which PyTorch's allocator can surely reserve ``limit_bytes``."""
         return math.ceil(limit_bytes * (1 + self._reserved[1])) + self.runtime_high

@@ -348,6 +348,7 @@ def test_what_never_varied_cannot_be_asked_otherwise(tmp_path):
 def test_an_answer_outside_the_recorded_shapes_says_so(tmp_path):
     answer = predict(Workload(model=on_disk(tmp_path), sequence_length=512, per_device_train_batch_size=2))
     assert any("extrapolated: sequence 512 is outside the recorded 64 to 128" in note for note in answer.not_modelled)
+    assert answer.assumptions[0].startswith("Extrapolated: sequence 512 is outside the recorded 64 to 128")
 
 
 def test_intervals_hold_only_where_shapes_are_like_the_recorded_ones(tmp_path):

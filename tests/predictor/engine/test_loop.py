@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictor import predict, readers
-from predictor.answer.loop_difference import KEEPING, other_loops, with_loop
+from predictor.answer.loop_difference import KEEPING, ZEROING, other_loops, with_loop
 from predictor.common.errors import InputError
 from predictor.engine.setup import STEPS
 from predictor.events.events import MOMENTS, Moment
@@ -166,6 +166,19 @@ def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_reserves():
     assert both.more_bytes == with_both - before
     known = dispatch.prepare(tight.workload.replace(keep_outputs="none"))
     assert list(other_loops(known, 0)) == []
+
+
+def test_of_loops_that_keep_gradients_the_one_that_reserves_the_most_is_named():
+    """With these sizes gradients that are freed before forward split more of the cache than those freed after it."""
+    keys = {"model": "llama-3.1-8b", "sequence_length": 11264, "gpu": "h200", "mixed_precision": "bf16", "profile": "none"}
+    plain = dispatch.prepare(Workload(**keys))
+    reserved = {zeroing: with_loop(plain, keep_outputs="none", zero_grad=zeroing).judge().reserved.bytes for zeroing in ZEROING}
+    least = plain.judge().reserved.bytes
+    tight = dispatch.prepare(Workload(**keys, capacity_bytes=least + plain.margin.runtime_high + (1 << 20)))
+    worst = max(reserved, key=reserved.get)
+    (named,) = (caution for caution in other_loops(tight, 1 << 20) if "zero_grad" in caution.name)
+    assert named.name == f"the loop keeps gradients (zero_grad {worst})"
+    assert named.more_bytes == reserved[worst] - least
 
 
 def test_the_loop_of_a_caution_no_longer_fits_when_it_is_typed():

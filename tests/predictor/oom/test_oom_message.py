@@ -1,5 +1,7 @@
 """Out-of-memory messages of every wording: what was printed is read back, up to PyTorch's rounding."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,14 @@ def the_one(text: str) -> Message:
 def test_a_size_is_read_back_up_to_its_rounding(size):
     assert amount(format_size(size)).may_be(size)
     assert size > 1024 or amount(format_size(size)).bytes == size
+
+
+@pytest.mark.parametrize("version, wording", CASES, ids=[wording.__name__ for _, wording in CASES])
+@given(width=st.integers(40, 200))
+def test_a_message_that_a_terminal_broke_is_read_back(version, wording, width):
+    text = f"RuntimeError: {wording(STATE)}"
+    pasted = "\n".join(text[at : at + width] for at in range(0, len(text), width))
+    assert pasted.count("\n") < 3 or replace(the_one(pasted), line=1) == replace(the_one(text), line=1)
 
 
 @settings(max_examples=60)
