@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RUNTIME = "CUDA context, NCCL and library memory outside PyTorch's allocator"
 WORKSPACES = "private workspaces of cuDNN engines"
 LOOP = "data loaders, {}, checkpoint saving, and what Hugging Face's Trainer holds beyond the reference loop"
+EVALUATED, NOT_EVALUATED = "logits that an evaluation keeps for metrics", "evaluation"
+"""What of evaluations is left out, where they are predicted and where not."""
 
 
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
@@ -63,7 +65,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         modules_attributed=owners[0], layers_attributed=owners[1],
         moments={moment: _point(run, index) for moment, index in timeline.highest_events(run.events, run.live)},
         not_modelled=not_modelled(job.profile, job.loop or LOOP.format(
-            "logits that an evaluation keeps for metrics" if job.evaluation else "evaluation")) + job.notes() + (
+            EVALUATED if job.evaluation else NOT_EVALUATED)) + job.notes() + (
             workload.source.left_out(workload) if workload.source else ()),
         source=workload.source,
         provenance=_provenance(job, reserved),

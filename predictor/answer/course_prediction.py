@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from predictor.answer.answer import answer, device_bound
+from predictor.answer.answer import EVALUATED, LOOP, NOT_EVALUATED, answer, device_bound
 from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.prediction import Bound, OutOfMemory, Prediction
@@ -29,8 +29,9 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
 
     The prediction is for the drawn batch that fails, or else for that which requests the most memory. Its reserved
-    bytes, its verdict and the allocation that fails are those of the whole course, which is in ``course``. What stays
-    free is not said of a course that fails.
+    bytes, its verdict and the allocation that fails are those of the whole course, which is in ``course``. Of a course
+    that fails they are no less than the failing batch reserves, repeated without a limit, and what stays free is not
+    said.
 
     Args:
         workload: the model, the engine and all other settings. Longer samples are truncated to ``sequence_length``.
@@ -61,10 +62,10 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         if request.evaluating is not None:  # whether this job's evaluation can be predicted
             workload = workload.replace(per_device_eval_batch_size=size)
         workload = workload.replace(per_device_eval_batch_size=None) if workload.evaluates else workload
-        workload, taken = as_the_model_takes_them(workload, samples, compared.COURSES)
-        evaluating = request.evaluating and replace(
+        evaluating = request.evaluating and replace(  # before the longest sample of training gives sequence_length
             request.evaluating, size=size, samples=as_the_model_takes_them(workload, request.evaluating.samples,
                                                                        compared.COURSES)[1])
+        workload, taken = as_the_model_takes_them(workload, samples, compared.COURSES)
         simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
                                 replace(request, evaluating=evaluating), progress, tell)
         if not taken.pictures:
@@ -72,14 +73,16 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         course = simulation.run()
         job = simulation.heaviest(course)
         prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-        reserved = Bound.of(course.peak_reserved_bytes, job.margin.of("reserved"))
+        reserved_bytes = max(course.peak_reserved_bytes, prediction.reserved.bytes if course.failure else 0)
+        reserved = Bound.of(reserved_bytes, job.margin.of("reserved"))
         prediction = replace(
             prediction, course=course, reserved=reserved, verdict=course.verdict,
             out_of_memory=None if course.failure is None else _out_of_memory(course.failure),
             device=device_bound(reserved, job.margin) if prediction.device else None,
             headroom_bytes=None if workload.capacity is None or course.failure else workload.capacity - reserved.bytes,
             filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
-            not_modelled=prediction.not_modelled + course.caveats)
+            not_modelled=(*(note.replace(LOOP.format(NOT_EVALUATED), LOOP.format(EVALUATED)) if evaluating else note
+                            for note in prediction.not_modelled), *course.caveats))
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 

@@ -427,7 +427,9 @@ class Prediction:
         cautions: memory that the prediction may leave out, where it is enough to change the verdict.
         remedies: changes of the workload that were judged; None unless they were searched.
         assumptions: sentences about defaults that decide the prediction although nobody gave them.
-        course: the steps of a training over a dataset; None unless they were simulated.
+        course: the steps of a training over a dataset; None unless they were simulated. Reserved and device bytes, the
+            verdict and the allocation that fails are then those of the course; the other peaks, with their place and
+            parts, are of one training batch repeated.
         loops: the reserved peak in other training loops, on the rank that reserves the most; None unless they were
             simulated.
         is_fragile: whether reserved memory differs by more than 1 % between those loops; None as before.

@@ -60,6 +60,8 @@ def of(setting: Setting) -> Iterator[Cure]:
         if text.partition(":")[0] not in known and not setting.allocator.expandable_segments:
             conf = f"{setting.conf},{text}" if setting.conf else text
             yield Cure(conf, replace(setting, conf=conf))
+    if setting.empty_cache_steps is not None:
+        yield Cure("without torch_empty_cache_steps", replace(setting, empty_cache_steps=None))
     for steps in EMPTIED_EVERY:
         if setting.empty_cache_steps is None:
             yield Cure(f"torch_empty_cache_steps {steps}", replace(setting, empty_cache_steps=steps),

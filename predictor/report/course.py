@@ -143,8 +143,8 @@ def _drawn(course: Course) -> str:
     rows = f", packed into rows ({sampling.packing})," if sampling.packing != "none" else ""
     first = ", the longest batch first" if sampling.longest_first else ""
     batches = "1 batch is" if course.eval_batches == 1 else f"{course.eval_batches:,} batches are"
-    evaluated = f" After every {course.eval_steps:,} steps {batches} evaluated." \
-        if course.eval_steps else ""
+    evaluated = "" if not course.eval_steps else " No evaluation falls within these steps." \
+        if course.eval_steps > course.steps else f" After every {course.eval_steps:,} steps {batches} evaluated."
     added = " Those of text alone are given images, as training programs add them so that each batch trains the " \
             "same weights." if course.adds_images else ""
     return (f"Batches of {numbered(course.samples, 'sample')}{rows} {order}{first}, each with its own events, on "

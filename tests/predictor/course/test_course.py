@@ -14,6 +14,7 @@ from predictor.common.errors import InputError
 from predictor.course import cures
 from predictor.course.course import Chance, Failure, Request, Simulation
 from predictor.course.cures import Setting
+from predictor.course.evaluation import Evaluating
 from predictor.course.intervals import wilson
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
@@ -116,6 +117,17 @@ def test_a_course_that_fails_is_told_by_its_failing_batch():
     assert prediction.headroom_bytes is None
 
 
+def test_evaluations_are_as_long_as_their_own_samples():
+    """Only a given ``sequence_length`` cuts them, not the longest sample of training."""
+    workload = Workload(**LLAVA | {"sequence_length": None, "zero_stage": 2, "data_parallel_size": 8, "rank": 0})
+    longer = lengths(longest=1800)
+
+    def peak(**keys) -> int:
+        asked = Request(steps=4, evaluating=Evaluating(2, longer, 2))
+        return predict_course(workload.replace(**keys), lengths(longest=900), asked).course.peak_reserved_bytes
+    assert peak() == peak(sequence_length=1800) > peak(sequence_length=900)
+
+
 def test_a_longer_course_begins_with_the_shorter_one():
     workload = Workload(**LLAVA | {"sequence_length": 2048, "rank": 0, "zero_stage": 2, "data_parallel_size": 8}
                         ).fill(images_per_sample=1)
@@ -175,7 +187,7 @@ def test_the_interval_is_wilsons(hits, trials, low, high):
 def test_cures_leave_out_what_is_set_already():
     base = Setting("", None, Sampling())
     assert [cure.text for cure in cures.of(replace(base, conf="expandable_segments:True", empty_cache_steps=4))] == [
-        "the longest batch first"]
+        "the longest batch first", "without torch_empty_cache_steps"]
     assert "max_split_size_mb:128" in [cure.text for cure in cures.of(base)]
     assert "the longest batch first" not in [cure.text for cure in cures.of(
         replace(base, sampling=Sampling(longest_first=True)))]
