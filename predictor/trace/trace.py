@@ -126,7 +126,8 @@ def record_micro_step(model, batch: dict[str, Any], recorder: Recorder, places: 
             returned = len(recorder.recording.events)
             del loss
             last = recorder.freed_since(returned)  # with the loss, which the loop drops after the output
-            recorder.recording.outputs = [row for row in dict.fromkeys(held) if row not in last] + last
+            died = {*recorder.freed_since(0)}.difference(last)  # the model itself may keep a tensor of its output
+            recorder.recording.outputs = [row for row in dict.fromkeys(held) if row in died] + last
             if engine_hooks:
                 recorder.recording.owners = engine_hooks.owners()
             return recorder.closed()
