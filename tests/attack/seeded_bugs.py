@@ -69,7 +69,7 @@ TABLE: tuple[tuple[str, ...], ...] = (
     ("a size may have no value", "predictor/events/sizes.py",
      "    except (ArithmeticError, LookupError, TypeError, ValueError, StopIteration) as error:", "    except MemoryError as error:", "fuzz formula", "214b051b"),
     ("the content of a message may be a number", "predictor/conversations/rows.py",
-     "        if not isinstance(content, (str, list, tuple)):\n", "        if not content and content != ():\n", "fuzz dataset", "334f3e8e"),
+     "    if not isinstance(content, (str, list, tuple)):\n", "    if not content and content != ():\n", "fuzz dataset", "334f3e8e"),
     ("the columns of a formula may have any type", "predictor/events/events.py",
      "np.issubdtype(column.dtype, np.integer)", "column is not None", "fuzz learned formula", ""),
     ("samples take a multiple of their file", "predictor/workload/samples.py",
