@@ -11,11 +11,12 @@ from predictor.answer.prediction import Bound, OutOfMemory, Prediction
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress, Tell, silent
 from predictor.common.suggestions import quoted
-from predictor.course.course import Failure, Request, Simulation
+from predictor.course.course import Course, Failure, Request, Simulation
 from predictor.course.evaluation import BATCH
 from predictor.events.events import Moment
 from predictor.formula import learned
 from predictor.jobs import dispatch
+from predictor.jobs.training_job import Job
 from predictor.workload import compared
 from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.samples import Samples
@@ -73,20 +74,26 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         course = simulation.run()
         job = simulation.heaviest(course)
         prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-        reserved_bytes = max(course.peak_reserved_bytes, prediction.reserved.bytes if course.failure else 0)
-        reserved = Bound.of(reserved_bytes, job.margin.of("reserved"))
-        prediction = replace(
-            prediction, course=course, reserved=reserved, verdict=course.verdict,
-            out_of_memory=None if course.failure is None else _out_of_memory(course.failure),
-            device=device_bound(reserved, job.margin) if prediction.device else None,
-            headroom_bytes=None if workload.capacity is None or course.failure else workload.capacity - reserved.bytes,
-            filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
-            not_modelled=(*(note.replace(LOOP.format(NOT_EVALUATED), LOOP.format(EVALUATED)) if evaluating else note
-                            for note in prediction.not_modelled), *course.caveats))
+        prediction = _of_course(prediction, course, job, evaluates=evaluating is not None)
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 
     return dispatch.for_installed(workload, predicted)
+
+
+def _of_course(prediction: Prediction, course: Course, job: Job, *, evaluates: bool) -> Prediction:
+    """The prediction of one batch, with what the course decides: reserved and device bytes, verdict, failure."""
+    reserved_bytes = max(course.peak_reserved_bytes, prediction.reserved.bytes if course.failure else 0)
+    reserved = Bound.of(reserved_bytes, job.margin.of("reserved"))
+    capacity = job.workload.capacity
+    return replace(
+        prediction, course=course, reserved=reserved, verdict=course.verdict,
+        out_of_memory=None if course.failure is None else _out_of_memory(course.failure),
+        device=device_bound(reserved, job.margin) if prediction.device else None,
+        headroom_bytes=None if capacity is None or course.failure else capacity - reserved.bytes,
+        filled_in=tuple(name for name in prediction.filled_in if name != "images_per_sample"),
+        not_modelled=(*(note.replace(LOOP.format(NOT_EVALUATED), LOOP.format(EVALUATED)) if evaluates else note
+                        for note in prediction.not_modelled), *course.caveats))
 
 
 def _out_of_memory(failure: Failure) -> OutOfMemory:
