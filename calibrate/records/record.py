@@ -16,6 +16,8 @@ from predictor.common.suggestions import file_name, quoted, version_text
 from predictor.events.events import Moment
 from predictor.workload.code_names import NOT_RUN, is_code_name
 
+COUNTERS = ("requested", "allocated", "reserved")
+"""Whose peaks a record repeats at its top level."""
 SCHEMA_VERSION = 1
 
 
@@ -211,7 +213,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as JSON types. The overall peaks are repeated at the top level for readers."""
         document = to_plain(self)
-        for counter in ("requested", "allocated", "reserved"):
+        for counter in COUNTERS:
             peak = self.peak(f"{counter}_bytes")
             document[f"peak_{counter}_bytes"] = peak.bytes
             document[f"peak_{counter}_at"] = {"moment": peak.moment.value, "step": peak.step}
@@ -231,7 +233,7 @@ def read(path: str | os.PathLike[str]) -> Record:
     if version != SCHEMA_VERSION:
         raise InputError(f"{name}: schema_version is {version_text(version)}, not {SCHEMA_VERSION}: "
                          "this is no measurement of this release of peakcast")
-    names = [f"peak_{counter}_{part}" for counter in ("requested", "allocated", "reserved") for part in ("bytes", "at")]
+    names = [f"peak_{counter}_{part}" for counter in COUNTERS for part in ("bytes", "at")]
     repeated = {key: document.pop(key) for key in names if key in document}
     record = from_plain(Record, document, name)
     of_moments = record.to_json() if repeated else {}

@@ -216,8 +216,8 @@ class Choice:
             name = self.spellings.get(value, value)
             if name in self.names:
                 return name
-            if value in self.later:
-                raise Invalid(f"{quoted(value)} is not supported yet: {self.later[value]}")
+            if name in self.later:
+                raise Invalid(f"{quoted(name)} is not supported yet: {self.later[name]}")
         names = ", ".join(map(str, self.names))
         raise Invalid(f"must be one of {names}, not {quoted(value)}{nearest(value, map(str, self.names))}")
 
