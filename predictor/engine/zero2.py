@@ -67,7 +67,7 @@ class Zero2:
         """The micro-step whose gradients, or gradient norms, the partition uses."""
         self.vocabulary = Vocabulary(micro)
         tensors = setup.facts.parameters
-        self.groups = [partition(group, [tensors[i].numel for i in group], setup.data_parallel_size,
+        self.groups = [partition(tuple(group), tuple(tensors[i].numel for i in group), setup.data_parallel_size,
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
         self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
@@ -92,8 +92,7 @@ class Zero2:
         Of the tensor-parallel ranks that share layers, only the first computes that norm.
         """
         rank, peer = self.setup.place(rank)
-        return peer == 0, *(tuple((piece.parameter, piece.numel) for piece in group.owned(rank))
-                            for group in self.groups)
+        return peer == 0, *(group.key(rank) for group in self.groups)
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Peak requested bytes of ranks, computed without composing them.

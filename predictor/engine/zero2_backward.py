@@ -93,8 +93,8 @@ class _Backward:
         self.by_hooks = zero.overlap_comm or not self.accumulates
         self.end = backward_end(micro)
         self.arrivals = self._arrivals() if role.reduces else []
-        self.flushes = zero2_reduction.flushes([arrival.parameter for arrival in self.arrivals],
-                                               [arrival.numel for arrival in self.arrivals], groups, zero)
+        self.flushes = zero2_reduction.flushes(tuple(arrival.parameter for arrival in self.arrivals),
+                                               tuple(arrival.numel for arrival in self.arrivals), tuple(groups), zero)
         self.stream = REDUCTION_STREAM if zero.overlap_comm else MAIN_STREAM
         self.waits = zero.overlap_comm and not (zero.contiguous_gradients and zero.use_multi_rank_bucket_allreduce)
         self.tape = Tape(first=len(micro.events.buffers), moment=Moment.BACKWARD)

@@ -9,7 +9,8 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``setup_buckets``,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -36,7 +37,9 @@ class Flush(NamedTuple):
     copies: tuple[tuple[int, ...], ...]
 
 
-def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[Group], zero: ZeroConfig) -> list[Flush]:
+@lru_cache(maxsize=16)
+def flushes(parameters: tuple[int, ...], numels: tuple[int, ...], groups: tuple[Group, ...],
+            zero: ZeroConfig) -> tuple[Flush, ...]:
     """All reductions of one backward pass.
 
     Args:
@@ -65,7 +68,7 @@ def flushes(parameters: Sequence[int], numels: Sequence[int], groups: Sequence[G
         elements += numel
     if pending:
         flush(None)
-    return result
+    return tuple(result)
 
 
 def _copies(pieces: list[list[Slice]], numels: list[int], zero: ZeroConfig) -> tuple[tuple[int, ...], ...]:

@@ -6,9 +6,8 @@ DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py: ``__init__`` (flattening, align
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -27,9 +26,9 @@ class Slice(NamedTuple):
     numel: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """One optimizer group.
+    """One optimizer group. Equal ones are one object (:func:`partition`), as comparing all slices takes time.
 
     Attributes:
         parameters: indices into the model's parameters, in the order of the flat buffer.
@@ -49,12 +48,23 @@ class Group:
         """Slices in a rank's partition, in order."""
         return self._by_rank.get(rank, [])
 
+    def key(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """Parameter and elements of each slice of a rank: what of its partition decides its memory."""
+        return self._keys.get(rank, ())
+
+    @cached_property
+    def _keys(self) -> dict[int, tuple[tuple[int, int], ...]]:
+        return {rank: tuple((piece.parameter, piece.numel) for piece in pieces)
+                for rank, pieces in self._by_rank.items()}
+
     @cached_property
     def _by_rank(self) -> dict[int, list[Slice]]:
         return {rank: list(pieces) for rank, pieces in groupby(self.slices, key=attrgetter("rank"))}
 
 
-def partition(parameters: Sequence[int], numels: Sequence[int], degree: int, *, round_robin: bool = False) -> Group:
+@lru_cache(maxsize=16)
+def partition(parameters: tuple[int, ...], numels: tuple[int, ...], degree: int, *,
+              round_robin: bool = False) -> Group:
     """Lays out one group over ``degree`` ranks."""
     pairs = list(zip(parameters, numels))
     if round_robin:

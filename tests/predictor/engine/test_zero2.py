@@ -91,13 +91,13 @@ def test_trainable_and_frozen_parameters_of_the_worked_model():
 
 
 def test_partitions_cover_every_element_once_and_align():
-    group = partition([0, 1, 2], [10, 7, 5], 3)
+    group = partition((0, 1, 2), (10, 7, 5), 3)
     assert group.flat_numel == 24 and group.partition_numel == 8
     assert [(s.parameter, s.rank, s.numel) for s in group.slices] == [(0, 0, 8), (0, 1, 2), (1, 1, 6), (1, 2, 1), (2, 2, 5)]
 
 
 def test_round_robin_deals_parameters_to_ranks_in_turn():
-    assert partition([0, 1, 2, 3, 4], [1] * 5, 2, round_robin=True).parameters == (0, 2, 4, 1, 3)
+    assert partition((0, 1, 2, 3, 4), (1,) * 5, 2, round_robin=True).parameters == (0, 2, 4, 1, 3)
 
 
 def zero(**settings):
@@ -108,21 +108,21 @@ def zero(**settings):
 
 
 def test_a_bucket_is_flushed_before_it_would_overflow():
-    groups = [partition([0, 1, 2], [4, 4, 4], 1)]
-    flushes = zero2_reduction.flushes([2, 1, 0], [4, 4, 4], groups, zero(reduce_bucket_size=8))
+    groups = (partition((0, 1, 2), (4, 4, 4), 1),)
+    flushes = zero2_reduction.flushes((2, 1, 0), (4, 4, 4), groups, zero(reduce_bucket_size=8))
     assert [(f.before, f.rows) for f in flushes] == [(2, (0, 1)), (None, (2,))]
 
 
 def test_only_a_flush_over_several_owners_is_copied():
-    groups = [partition([0, 1], [8, 8], 2)]  # rank 0 owns parameter 0, rank 1 parameter 1
-    one, both = (zero2_reduction.flushes([1, 0], [8, 8], groups, zero(reduce_bucket_size=size)) for size in (8, 16))
+    groups = (partition((0, 1), (8, 8), 2),)  # rank 0 owns parameter 0, rank 1 parameter 1
+    one, both = (zero2_reduction.flushes((1, 0), (8, 8), groups, zero(reduce_bucket_size=size)) for size in (8, 16))
     assert [f.copies for f in one] == [((),), ((),)]
     assert [f.copies for f in both] == [((2 * 16,),)]
 
 
 def test_a_gradient_larger_than_the_bucket_is_never_copied_into_it():
-    groups = [partition([0], [100], 1)]
-    assert [f.extra_large for f in zero2_reduction.flushes([0], [100], groups, zero(reduce_bucket_size=10))] == [True]
+    groups = (partition((0,), (100,), 1),)
+    assert [f.extra_large for f in zero2_reduction.flushes((0,), (100,), groups, zero(reduce_bucket_size=10))] == [True]
 
 
 def test_gradients_that_never_came_are_made_optimizer_group_after_group(tmp_path):
