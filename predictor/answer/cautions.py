@@ -20,7 +20,7 @@ def cautions(job: Job, verdict: str | None, reserved: Bound) -> tuple[Caution, .
     Args:
         reserved: the predicted reserved peak.
     """
-    free = _free_bytes(job, verdict, reserved)
+    free = free_bytes(job, verdict, reserved)
     if free is None or verdict is None:
         return ()
     loops = (caution for caution in other_loops(job, free, verdict) if caution.more_bytes > free)
@@ -33,7 +33,7 @@ def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str 
 
     Arguments are those of :func:`cautions`, with the configuration that the workload's values came from.
     """
-    free = _free_bytes(job, verdict, reserved)
+    free = free_bytes(job, verdict, reserved)
     if source is None or free is None:
         return
     for note in source.notes:
@@ -42,7 +42,7 @@ def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str 
             yield Caution(note.about(job.workload), more, free, verdict=verdict)
 
 
-def _free_bytes(job: Job, verdict: str | None, reserved: Bound) -> int | None:
+def free_bytes(job: Job, verdict: str | None, reserved: Bound) -> int | None:
     """Bytes that may be predicted more while the verdict stays; None if no number of them changes it."""
     capacity = job.workload.capacity
     if capacity is None or verdict not in (FITS, UNCERTAIN):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from predictor.answer.answer import EVALUATED, LOOP, NOT_EVALUATED, answer, device_bound
+from predictor.answer.cautions import of_framework
+from predictor.answer.course_loops import course_cautions, course_variants
 from predictor.answer.dataset import as_the_model_takes_them, check_room
 from predictor.answer.decisive_defaults import decisive_defaults
+from predictor.answer.loop_variants import with_variants
 from predictor.answer.prediction import Bound, OutOfMemory, Prediction
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress, Tell, silent
@@ -22,11 +25,12 @@ from predictor.workload.engines import ENGINES, name_of
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 
+OTHER_LOOPS = "other loops, with which it may reserve more: --loops simulates them"
 LEFT_OUT = "The job's evaluations are left out: add --eval-samples FILE and --eval-steps N."
 
 
-def predict_course(workload: Workload, samples: Samples, request: Request, *, progress: Progress | None = None,
-                   tell: Tell = silent) -> Prediction:
+def predict_course(workload: Workload, samples: Samples, request: Request, *, loops: bool = False,
+                   progress: Progress | None = None, tell: Tell = silent) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
 
     The prediction is for the drawn batch that fails, or else for that which requests the most memory. Its reserved
@@ -38,6 +42,7 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
         workload: the model, the engine and all other settings. Longer samples are truncated to ``sequence_length``.
         samples: lengths and images of the dataset's samples.
         request: how many steps, and how batches are drawn.
+        loops: also simulate the course in other training loops; the interval of reserved memory then includes them.
         progress: wraps the list of shapes that must be traced, for example with a progress bar.
         tell: receives a line about what is simulated.
 
@@ -47,7 +52,8 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
     if learned.is_learned_file(workload.model):
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and no course: "
                          "leave --steps and --epochs out")
-
+    if request.seeds and workload.capacity is None:
+        raise InputError(f"seeds {request.seeds}: whether a seed runs out of memory depends on the GPU: add --gpu NAME")
     if request.sampling.packing != "none" and workload.sequence_length is None:
         raise InputError("packing: needs sequence_length, the tokens of a row that samples are packed into")
 
@@ -71,14 +77,23 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, pr
                                 replace(request, evaluating=evaluating), progress, tell)
         if not taken.pictures:
             check_room(taken, simulation.tokens_per_image)
-        course = simulation.run()
-        job = simulation.heaviest(course)
-        prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
-        prediction = _of_course(prediction, course, job, evaluates=evaluating is not None)
+        prediction = _prediction(simulation, evaluates=evaluating is not None, loops=loops)
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))
 
     return dispatch.for_installed(workload, predicted)
+
+
+def _prediction(simulation: Simulation, *, evaluates: bool, loops: bool) -> Prediction:
+    """The prediction of a course, with its other loops or a note that they are left out."""
+    course = simulation.run()
+    job = simulation.heaviest(course)
+    prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
+    prediction = _of_course(prediction, course, job, evaluates=evaluates)
+    prediction = with_variants(prediction, tuple(course_variants(simulation, course)), job) if loops else \
+        replace(prediction, not_modelled=(*prediction.not_modelled, OTHER_LOOPS))
+    framework = of_framework(job, job.workload.source, prediction.reserved, course.verdict or "")
+    return replace(prediction, cautions=(*course_cautions(simulation, course, job, prediction.reserved), *framework))
 
 
 def _of_course(prediction: Prediction, course: Course, job: Job, *, evaluates: bool) -> Prediction:

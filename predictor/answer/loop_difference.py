@@ -36,30 +36,39 @@ def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caut
             take more than this.
         verdict: its verdict.
     """
-    if not is_assumed(job) or _most(job) <= free_bytes:
+    if not is_assumed(job) or most_bytes(job) <= free_bytes:
         return
-
-    def caution(found: tuple[Loop, int], assumed: str, what: str, *keys: str) -> Caution:
-        loop, more = found
-        said = ", ".join(f"{key} {loop[key]}" for key in keys)
-        return Caution(f"{assumed} ({said})", more, free_bytes, f"the loop keeps {what} ({said})", verdict)
 
     outputs = _worst(job, free_bytes, verdict, OUTPUTS)
     if outputs:
-        keeping = KEEPING[outputs[0]["keep_outputs"]]
-        yield caution(outputs, f"the model's output is assumed to be freed before backward; {keeping} keeps it",
-                      "the model's output", "keep_outputs")
+        yield caution(*outputs, free_bytes, verdict)
     if job.workload.engine == "deepspeed":  # which frees gradients itself
         return
-    freed = "gradients are assumed to be freed right after the optimizer step"
     gradients = _worst(job, free_bytes, verdict, GRADIENTS)
     if gradients:
-        yield caution(gradients, f"{freed}; {ZEROING[gradients[0]['zero_grad']]} keeps them", "gradients", "zero_grad")
+        yield caution(*gradients, free_bytes, verdict)
     both = None if outputs or gradients else _worst(job, free_bytes, verdict, BOTH)
     if both:
-        keeping = KEEPING[both[0]["keep_outputs"]]
-        yield caution(both, f"{freed}; {ZEROING['before_backward']} keeps them, and {keeping} keeps the output",
-                      "gradients and the model's output", "keep_outputs", "zero_grad")
+        yield caution(*both, free_bytes, verdict)
+
+
+def caution(loop: Loop, more_bytes: int, free_bytes: int, verdict: str) -> Caution:
+    """What the assumed loop frees and this one keeps, where that changes the verdict; bytes as in :class:`Caution`."""
+    keeping, zeroing = KEEPING.get(loop["keep_outputs"]), ZEROING.get(loop["zero_grad"])
+    freed = "gradients are assumed to be freed right after the optimizer step"
+    text = f"{freed}; {zeroing} keeps them" + (f", and {keeping} keeps the output" if keeping else "") if zeroing else \
+        f"the model's output is assumed to be freed before backward; {keeping} keeps it"
+    return Caution(f"{text} ({_keys(loop)})", more_bytes, free_bytes, f"the loop keeps {said(loop)}", verdict)
+
+
+def said(loop: Loop) -> str:
+    """What a loop keeps, with the keys that say so."""
+    kept = ["gradients"] * (loop["zero_grad"] in ZEROING) + ["the model's output"] * (loop["keep_outputs"] in KEEPING)
+    return f"{' and '.join(kept)} ({_keys(loop)})"
+
+
+def _keys(loop: Loop) -> str:
+    return ", ".join(f"{key} {value}" for key, value in loop.items() if value in KEEPING or value in ZEROING)
 
 
 def loops(job: Job) -> tuple[Loop, ...]:
@@ -113,7 +122,7 @@ def is_assumed(job: Job) -> bool:
         "keep_outputs", vars(workload))
 
 
-def _most(job: Job) -> int:
+def most_bytes(job: Job) -> int:
     """Bytes that no other loop takes more: the outputs of two micro-steps, and gradients where the loop frees them."""
     micro = job.formula.micro
     sizes = job.run(job.sure_bytes).row_bytes[micro.events.buffers.size[micro.outputs]]

@@ -36,7 +36,11 @@ FRAGILE = 0.01
 
 def with_loops(prediction: Prediction, job: Job) -> Prediction:
     """The prediction with its reserved memory in other loops, which ``_low`` and ``_high`` then include."""
-    variants = tuple(loop_variants(job, prediction.peak.reserved_rank))
+    return with_variants(prediction, tuple(loop_variants(job, prediction.peak.reserved_rank)), job)
+
+
+def with_variants(prediction: Prediction, variants: tuple[LoopVariant, ...], job: Job) -> Prediction:
+    """The prediction of a job with these loops, which ``_low`` and ``_high`` of reserved memory then include."""
     known = [one.reserved_bytes for one in variants if one.reserved_bytes is not None]
     reserved = prediction.reserved
     if known:

@@ -102,10 +102,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LoopVariant:
-    """The reserved peak of a job in one training loop, in bytes; None if it runs out of memory there."""
+    """A job in one training loop.
+
+    Attributes:
+        reserved_bytes: its reserved peak; None if it runs out of memory there.
+        failed_at: the optimizer step in which it does, of a course; 0 is start-up.
+    """
 
     loop: str
     reserved_bytes: int | None
+    failed_at: int | None = None
 
 
 @dataclass(frozen=True)

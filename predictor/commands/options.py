@@ -359,6 +359,8 @@ def add_course(parser: argparse.ArgumentParser) -> None:
                        "(default), group_by_length, sequential")
     group.add_argument("--packing", metavar="NAME", help="rows that samples are packed into before batches are drawn, "
                        "with padding packed: bfd, as TRL's packing_strategy; default: none")
+    group.add_argument("--longest-first", action="store_true", help="move the step with the longest batch to the "
+                       "beginning, as a sampler of your own can")
     group.add_argument("--seed", type=int, metavar="N", help="the sampler's seed (default: 42, as the Trainer's)")
     group.add_argument("--drop-last", action="store_true", help="leave out an incomplete last batch of an epoch")
     group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
@@ -377,14 +379,15 @@ def course(arguments: argparse.Namespace) -> Request | None:
         InputError: an option is wrong, or needs another.
     """
     names = ("sampling", "packing", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot")
-    given = [name for name in names if getattr(arguments, name) is not None] + ["drop_last"] * arguments.drop_last
+    given = [name for name in names if getattr(arguments, name) is not None] + [
+        name for name in ("drop_last", "longest_first") if getattr(arguments, name)]
     if arguments.steps is None and arguments.epochs is None:
         if given:
             raise InputError(f"{_called(given[0])} is of a whole training: add --steps N or --epochs E")
         return None
     if arguments.samples is None:
         raise InputError("--steps and --epochs need the dataset's samples: add --samples FILE")
-    for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot", "loops"):
+    for name in ("minimum_capacity", "maximum_load", "remedies", "also_gpu", "snapshot"):
         if getattr(arguments, name):
             raise InputError(f"{_called(name)} is about one batch: leave it out, or leave out --steps and --epochs")
     if (arguments.eval_samples is None) is not (arguments.eval_steps is None):
@@ -396,7 +399,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
 
     own = {"strategy": arguments.sampling, "seed": arguments.seed, "packing": arguments.packing}
     sampling = Sampling(**{name: value for name, value in own.items() if value is not None},
-                        drop_last=arguments.drop_last)
+                        drop_last=arguments.drop_last, longest_first=arguments.longest_first)
     evaluating = Evaluating(arguments.eval_steps, read(arguments.eval_samples)) if arguments.eval_samples else None
     return Request(arguments.steps, arguments.epochs, sampling, arguments.seeds, arguments.empty_cache_steps,
                    evaluating)

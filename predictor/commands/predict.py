@@ -112,7 +112,7 @@ def _run_course(arguments: argparse.Namespace, workload: Workload, request: Requ
     samples = options.samples(arguments)
     assert samples is not None  # options.course has checked it
     told = output.Told()
-    prediction = predict_course(workload, samples, request, progress=output.progress,
+    prediction = predict_course(workload, samples, request, loops=arguments.loops, progress=output.progress,
                                 tell=lambda text: told(lambda: f"simulating: {text}"))
     from predictor.report import course, course_plot
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from predictor.common.progress import Progress, Tell, silent
 from predictor.course import cures
 from predictor.course.cures import Cure, Setting
 from predictor.course.evaluation import Evaluating, EvaluationRuns
-from predictor.course.intervals import wilson
+from predictor.course.intervals import exact
 from predictor.course.runs import BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
 from predictor.course.simulate import COLUMNS, OutOfMemoryAt, RankCourse, simulate
@@ -36,6 +36,7 @@ MOST_CURED = 3
 """Seeds that run out of memory with which a cure is tried."""
 MOST_SEEDS, FEWEST_SEEDS = 20, 3
 MOST_SEEDS_ASKED = 10_000
+LARGEST_SEED = 2**32 - 1
 SEED_STRIDE = 1_000
 """Between two seeds; each epoch of a course adds 1 to its seed."""
 
@@ -68,6 +69,9 @@ class Request:
                                   ("empty_cache_steps", self.empty_cache_steps, MOST_STEPS)):
             if value is not None and not 0 < value <= most:
                 raise InputError(f"{name} {value}: must be above 0, and at most {most:,}")
+        if not 0 <= self.sampling.seed <= LARGEST_SEED:
+            raise InputError(f"seed {self.sampling.seed}: must be from 0 to {LARGEST_SEED}, as transformers' set_seed "
+                             "gives it to numpy")
         if self.seeds and not self.sampling.is_random:
             raise InputError(f"seeds {self.seeds}: batches in the file's order are the same with every seed: leave it "
                              "out")
@@ -124,7 +128,7 @@ class Chance:
     Attributes:
         seeds: number of seeds of the sampler that were simulated.
         failed: number of those that ran out of memory.
-        low, high: bounds of the probability, with 95 % confidence (Wilson's interval).
+        low, high: bounds of the probability, with 95 % confidence (the exact interval of Clopper and Pearson).
         failed_at: the step of each failure, in ascending order.
         failed_seeds: the seeds that failed.
     """
@@ -179,8 +183,8 @@ class Course:
         columns: for each name of :data:`COLUMNS` the value after start-up and after (or the most during) each step, up
             to the failing one.
         failure: None if no rank runs out of memory.
-        chance: None if the GPU is not named, or if no seed changes the order of the samples.
-        trials: other settings; empty if the GPU is not named, or if no seed runs out of memory.
+        chance: None if the GPU is not named, if no seed changes the order of the samples, or if start-up fails.
+        trials: other settings; empty if the GPU is not named, if no seed runs out of memory, or if start-up fails.
         caveats: what the course leaves out.
         eval_steps: steps between two evaluations; None if none is simulated.
         eval_batches: batches of an evaluation on each rank.
@@ -249,6 +253,7 @@ class Simulation:
     def __init__(self, workload: Workload, samples: Samples, request: Request, progress: Progress | None = None,
                  tell: Tell = silent) -> None:
         self._workload, self._samples, self._request, self._tell = workload, samples, request, tell
+        self._progress = progress
         self._runs = BatchRuns(workload, samples, progress)
         self._sampler = Sampler.of(samples.tokens, workload, request.sampling)
         self.steps_per_epoch = self._sampler.steps_per_epoch
@@ -287,6 +292,20 @@ class Simulation:
         return self._runs.exact_job(max(batches, key=lambda batch: (batch.shape.batch * batch.shape.sequence,
                                                                     batch.shape.images)))
 
+    def in_loop(self, loop: Mapping[str, str]) -> Simulation:
+        """The same course in another training loop, given by the workload's keys ``keep_outputs`` and ``zero_grad``."""
+        self._tell("the loop with " + ", ".join(f"{key} {value}" for key, value in loop.items()))
+        return Simulation(self._workload.replace(**loop), self._samples, self._request, self._progress, self._tell)
+
+    def ends(self, limit_bytes: int | None, held: int = 1) -> RankCourse:
+        """The course of the rank that decides how it ends, as :meth:`worst` finds it.
+
+        Args:
+            limit_bytes: bytes that PyTorch can reserve; None for no limit.
+            held: as for :class:`predictor.course.player.Player`.
+        """
+        return self.worst(self._setting, limit_bytes, held)
+
     def run(self) -> Course:
         """The course; with a GPU also its verdict, its chance over seeds, and its cures."""
         capacity, margin = self._workload.capacity, self.job.margin
@@ -306,6 +325,8 @@ class Simulation:
         dies = [self.worst(self._setting, bound).failure is not None for bound in margin.limits(capacity)]
         verdict = "uncertain" if len({*dies, worst.failure is not None}) > 1 else "does_not_fit" if dies[0] else "fits"
         course = replace(course, verdict=verdict)
+        if course.failure and not course.failure.step:  # start-up is the same with every seed and every order
+            return course
         chance = self._chance(self._setting, limit, self._seeds()) if self._request.sampling.is_random else None
         changed = cures.of(self._setting) if verdict != "fits" or (chance and chance.failed) else ()
         return replace(course, chance=chance, trials=tuple(self._trial(cure, limit, chance) for cure in changed))
@@ -321,14 +342,14 @@ class Simulation:
             self._drawn = {**dict(list(self._drawn.items())[-3:]), sampling: steps}  # few are needed again
         return self._drawn[sampling]
 
-    def worst(self, setting: Setting, limit_bytes: int | None) -> RankCourse:
+    def worst(self, setting: Setting, limit_bytes: int | None, held: int = 1) -> RankCourse:
         """The course of the rank that runs out of memory first, or else of the one that reserves the most."""
         steps = self.drawn(setting.sampling)
         device = Device(setting.allocator, limit_bytes, self._workload.capacity)
         first: RankCourse | None = None
         most: RankCourse | None = None
         for rank in self._ranks:
-            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps,
+            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps, held=held,
                              evaluation=self._evaluation)
             if found.failure and (first is None or found.failure.order < _order(first)):
                 first, steps = found, steps[: found.failure.step]
@@ -362,7 +383,7 @@ class Simulation:
             found = self._of_seed(setting, limit, seed).failure
             failed += [(found.step, seed)] if found else []
         failed.sort()
-        return Chance(seeds, len(failed), *wilson(len(failed), seeds), tuple(step for step, _ in failed),
+        return Chance(seeds, len(failed), *exact(len(failed), seeds), tuple(step for step, _ in failed),
                       tuple(seed for _, seed in failed))
 
     def _of_seed(self, setting: Setting, limit: int | None, seed: int) -> RankCourse:
@@ -380,8 +401,7 @@ class Simulation:
                      int(worst.memory.peak_reserved_bytes.max()), _calls(worst), len(seeds), failed, cure.costs)
 
     def _caveats(self, worst: RankCourse) -> Iterator[str]:
-        """What the course leaves out."""
-        yield "other loops, with which it may reserve more: --loops tells how much for one batch"
+        """What the course leaves out, beside other loops."""
         if self._evaluation is None:
             yield "evaluations between the steps"
         if not ENGINES[self.job.setup.engine].whole:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
 from predictor.course.course import Chance, Course, Failure, Trial
-from predictor.report import table, verdict
+from predictor.report import loops, remedies, table, verdict
 from predictor.report.layout import details_line, numbered, print_wrapped
 from predictor.report.layout import table as empty_table
 from predictor.report.units import GIB, size_text
@@ -41,13 +41,15 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
         console.print()
         console.print(_trials(course))
     console.print()
+    print_wrapped(console, *_advice(course), *loops.sentences(prediction))
     if details:
         print_wrapped(console, "The batch that fails, as if each step had it:" if course.failure else
                       "The batch that requests the most memory:")
         table.report(console, prediction)
     else:
         which = "failing" if course.failure else "heaviest"
-        print_wrapped(console, details_line(f"the factors of the {which} batch", "what is not modelled"))
+        print_wrapped(console, *map(remedies.caution, prediction.cautions),
+                      details_line(f"the factors of the {which} batch", "what is not modelled"))
 
 
 def of(prediction: Prediction) -> Course:
@@ -64,9 +66,12 @@ def _can_draw(console: Console) -> bool:
 
 
 def headline(course: Course) -> str:
-    """The verdict in one line."""
+    """The verdict in one line; without a GPU what PyTorch reserves."""
+    if course.limit_bytes is None:
+        return (f"PyTorch reserves at most {size_text(course.peak_reserved_bytes)} in "
+                f"{numbered(course.steps, 'step')}; --gpu NAME tells whether they run.")
     if course.failure is None:
-        of = "" if course.limit_bytes is None else f" of {size_text(course.limit_bytes)}"
+        of = f" of {size_text(course.limit_bytes)}"
         ends = ", but with a little less memory they may not" if course.verdict == "uncertain" else ""
         if course.verdict == "fits" and course.chance and course.chance.failed:
             ends = (f" with seed {course.sampling.seed}, but {course.chance.failed} of {course.chance.seeds} seeds "
@@ -151,12 +156,20 @@ def _drawn(course: Course) -> str:
             f"{ranks}; an epoch has {numbered(course.steps_per_epoch, 'step')}.{evaluated}{added}")
 
 
+def _advice(course: Course) -> list[str]:
+    """How to read the table of changes, and where to look on if none helps."""
+    fails = course.failure and not any(trial.prevents for trial in course.trials)
+    return [*["A change with a colon is a value of PYTORCH_CUDA_ALLOC_CONF."] * bool(course.trials),
+            *["The same command without --steps or --epochs looks for smaller batches and other engines that fit."] *
+            bool(fails)]
+
+
 def _trials(course: Course) -> Table:
-    seeds = ["other seeds\nthat failed"] if course.chance else []
-    rows = empty_table("with (a colon: in PYTORCH_CUDA_ALLOC_CONF)", "this training", *seeds, "reserves\nat most",
-                       "segment calls\na step")
+    seeds = ["other failing\nseeds"] if course.chance else []
+    rows = empty_table("with", "this training", *seeds, "reserves\nat most", "segment calls\na step")
     for trial in course.trials:
-        rows.add_row(trial.setting + (f" ({trial.costs})" if trial.costs else ""), _outcome(trial),
+        setting = trial.setting.replace(",", ", ")  # where a line may be broken; PyTorch ignores spaces
+        rows.add_row(setting + (f" ({trial.costs})" if trial.costs else ""), _outcome(trial),
                      *[_others(trial) for _ in seeds], size_text(trial.peak_reserved_bytes),
                      f"{trial.calls_per_step:,.2f}")
     return rows
@@ -194,13 +207,14 @@ def chart(course: Course, width: int, *, ascii_only: bool = False) -> list[str]:
     top = max(*reserved, limit)
     (line, plain_line), (area, plain_area) = MARKS
     marks = (plain_line, plain_area) if ascii_only else (line, area)
-    lines = []
+    lines, draws_limit = [], False
     for row in range(HEIGHT, 0, -1):
         low, high = top * (row - 1) / HEIGHT, top * row / HEIGHT
         cells = "".join(marks[0] if low < held <= high else marks[1] if low < blocks else " " for held, blocks in drawn)
         if low < limit <= high and not cells.strip():
-            cells = "-" * len(drawn)
+            cells, draws_limit = "-" * len(drawn), True
         lines.append(f"{high / GIB:6.1f} {'|' if ascii_only else '│'} {cells}".rstrip())
     last = f"step {len(reserved):,}" + (" fails" if course.failure else "")
     lines.append(" " * AXIS + "step 1" + last.rjust(max(len(drawn) - 6, len(last) + 1)))
-    return [*lines, f"{' ' * AXIS}{marks[0]} reserved   {marks[1]} allocated, the most in each step, GiB"]
+    legend = f"{marks[0]} reserved   {marks[1]} allocated, the most in each step, GiB"
+    return [*lines, " " * AXIS + legend + "   - what PyTorch can reserve" * draws_limit]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from predictor.answer.prediction import Prediction
+from predictor.answer.prediction import LoopVariant, Prediction
 from predictor.report.units import size_text
 
 
@@ -11,8 +11,7 @@ def sentences(prediction: Prediction) -> list[str]:
     if not prediction.loops:
         return []
     known = [one.reserved_bytes for one in prediction.loops if one.reserved_bytes is not None]
-    lines = [f"- {one.loop}: " + ("runs out of memory" if one.reserved_bytes is None else size_text(one.reserved_bytes))
-             for one in prediction.loops]
+    lines = [f"- {one.loop}: {_ends(one)}" for one in prediction.loops]
     if not known:
         return ["In every simulated loop it runs out of memory.", *lines]
     spread = f"{size_text(min(known))} to {size_text(max(known))}, {max(known) / min(known) - 1:.1%}"
@@ -22,3 +21,10 @@ def sentences(prediction: Prediction) -> list[str]:
         return [f"Reserved memory is fragile: it depends on details of the loop ({spread}){dies}:", *lines]
     return [f"Reserved memory hardly depends on the loop where it survives ({spread}){dies}:" if failing else
             f"Reserved memory hardly depends on the loop ({spread}):", *lines]
+
+
+def _ends(variant: LoopVariant) -> str:
+    """How a job ends in a loop."""
+    if variant.reserved_bytes is not None:
+        return size_text(variant.reserved_bytes)
+    return "runs out of memory" + (f" at step {variant.failed_at:,}" if variant.failed_at else "")

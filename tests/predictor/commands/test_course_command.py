@@ -56,13 +56,34 @@ def test_details_add_the_heaviest_batch(capsys, lengths):
 def test_start_up_may_fail_already(capsys, lengths):
     code, out, _ = answered(capsys, "--samples", lengths, "--steps", "2", "--capacity-bytes", "10GiB", "--seeds", "1")
     assert code == 1 and out.startswith("This training runs out of memory in start-up.")
-    assert "Start-up fails on rank 0: " in out
+    assert "Start-up fails on rank 0: " in out and "seeds" not in out and "expandable_segments" not in out
+    assert "The same command without --steps or --epochs looks for smaller batches" in " ".join(out.split())
+
+
+def test_without_a_gpu_nothing_is_said_to_run(capsys, lengths):
+    code, out, _ = answered(capsys, "--samples", lengths, "--steps", "3")
+    assert code == 0 and re.match(r"PyTorch reserves at most [0-9.]+ GiB in 3 steps; --gpu NAME tells whether they run\.\n", out)
+
+
+def test_the_longest_batch_first_is_the_first_step(capsys, lengths):
+    def first(*words):
+        course = json.loads(answered(capsys, "--samples", lengths, "--steps", "6", "--json", *words)[1])["course"]
+        return course["columns"]["peak_requested_bytes"][1]
+    assert first("--longest-first") > first()
+
+
+def test_loops_are_courses_of_their_own(capsys, lengths):
+    _, out, _ = answered(capsys, "--samples", lengths, "--steps", "3", "--loops")
+    assert "- each micro-step brings its batch and replaces the last one: " in out
+    assert "- the loop keeps the model's output (keep_outputs next_forward): " in out
 
 
 @pytest.mark.parametrize("words, message", [
     (("--samples", "LENGTHS", "--steps", "5", "--sequence-length", "500"), "sample 1: 500 tokens have no room for 1 image"),
     (("--steps", "5"), "add --samples FILE"),
     (("--seeds", "5"), "--seeds is of a whole training: add --steps N or --epochs E"),
+    (("--longest-first",), "--longest-first is of a whole training: add --steps N or --epochs E"),
+    (("--samples", "LENGTHS", "--steps", "5", "--seeds", "2"), "depends on the GPU: add --gpu NAME"),
     (("--drop-last",), "--drop-last is of a whole training"),
     (("--samples", "LENGTHS", "--steps", "5", "--epochs", "1"), "and not both"),
     (("--samples", "LENGTHS", "--steps", "5", "--sampling", "longest"), "must be random, group_by_length, sequential"),

@@ -2,20 +2,25 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from predictor.allocator import AllocatorSettings
 from predictor.allocator.simulate import Device
 from predictor.answer.course_prediction import predict_course
+from predictor.answer.loop_difference import KEEPING
 from predictor.common.errors import InputError
 from predictor.course import cures
 from predictor.course.course import Chance, Failure, Request, Simulation
 from predictor.course.cures import Setting
 from predictor.course.evaluation import Evaluating
-from predictor.course.intervals import wilson
+from predictor.course.intervals import exact
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
 from predictor.course.runs import Batch, BatchRuns
@@ -88,7 +93,7 @@ def test_the_first_failure_names_its_batch_and_the_chance_counts_seeds():
     assert (len(tokens), failure.tokens, failure.images) == (4, tokens.max(), 4)
     assert failure.reserved_bytes + failure.requested_bytes > short.limit_bytes
     assert chance.failed == len(chance.failed_at) == len(chance.failed_seeds) == 3
-    assert (chance.low, chance.high) == wilson(3, 3)
+    assert (chance.low, chance.high) == exact(3, 3)
     assert [trial.setting for trial in short.trials] == [cure.text for cure in cures.of(
         Setting("", None, Sampling()))]
 
@@ -115,6 +120,37 @@ def test_a_course_that_fails_is_told_by_its_failing_batch():
     assert prediction.workload["sequence_length"] == failure.tokens
     assert (told.step, told.rank, told.requested_bytes) == (failure.step, failure.rank, failure.requested_bytes)
     assert prediction.headroom_bytes is None
+
+
+ON_RANK_0 = Workload(**LLAVA | {"sequence_length": 2048, "rank": 0, "zero_stage": 2, "data_parallel_size": 8})
+
+
+def test_the_loops_of_a_course_are_courses_with_the_loop_s_keys():
+    request = Request(steps=12)
+    prediction = predict_course(ON_RANK_0, lengths(), request, loops=True)
+    of_loop = {variant.loop.partition(" (keep_outputs ")[2]: variant.reserved_bytes for variant in prediction.loops}
+    for keep in KEEPING:
+        typed = predict_course(ON_RANK_0.replace(keep_outputs=keep), lengths(), request)
+        assert of_loop[f"{keep})"] == typed.course.peak_reserved_bytes
+    reserved = [variant.reserved_bytes for variant in prediction.loops]
+    assert (prediction.reserved.low, prediction.reserved.high) == (min(reserved), max(reserved))
+    assert reserved[0] == prediction.course.peak_reserved_bytes
+
+
+def test_a_course_that_another_loop_ends_has_a_caution_that_says_where():
+    """Between the most that both loops need, the assumed one runs and the other does not."""
+    expandable = ON_RANK_0.replace(allocator_conf="expandable_segments:True")
+
+    def needed(**keys) -> int:
+        return predict_course(expandable.replace(**keys), lengths(), Request(steps=12)).course.peak_allocated_bytes
+    middle = (needed() + needed(keep_outputs="next_forward")) // 2
+    between = expandable.replace(capacity_bytes=simulation(rank=0).job.margin.capacity(middle))
+    prediction = predict_course(between, lengths(), Request(steps=12, seeds=1))
+    typed = predict_course(between.replace(keep_outputs="next_forward"), lengths(), Request(steps=12, seeds=1))
+    (caution,) = prediction.cautions
+    assert (prediction.verdict, typed.verdict) == ("fits", "uncertain")
+    assert re.search(r"\(keep_outputs next_forward\), and runs out of memory at step [0-9]+$", caution.text)
+    assert caution.more_bytes == needed(keep_outputs="next_forward") - needed()
 
 
 def test_evaluations_are_as_long_as_their_own_samples():
@@ -172,16 +208,24 @@ def test_rows_to_pack_into_need_a_length_and_packed_samples(keys, words):
     ({}, "--steps or --epochs"), ({"steps": 2, "epochs": 1.0}, "not both"), ({"steps": 0}, "steps 0"),
     ({"epochs": -1.0}, "epochs -1"), ({"steps": 5, "seeds": 0}, "seeds 0"),
     ({"steps": 5, "empty_cache_steps": -2}, "empty_cache_steps -2"), ({"steps": 5, "seeds": 10_001}, "at most 10,000"),
-    ({"steps": 5, "seeds": 2, "sampling": Sampling("sequential")}, "the same with every seed")])
+    ({"steps": 5, "seeds": 2, "sampling": Sampling("sequential")}, "the same with every seed"),
+    ({"steps": 5, "sampling": Sampling(seed=-1)}, "seed -1: must be from 0 to 4294967295"),
+    ({"steps": 5, "sampling": Sampling(seed=2**32)}, "seed 4294967296")])
 def test_a_wrong_request_is_one_line(keys, words):
     with pytest.raises(InputError, match=words):
         Request(**keys)
 
 
 @pytest.mark.parametrize("hits, trials, low, high", [
-    (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (1, 20, 0.0089, 0.2361)])
-def test_the_interval_is_wilsons(hits, trials, low, high):
-    assert wilson(hits, trials) == pytest.approx((low, high), abs=1e-4)
+    (0, 10, 0.0, 1 - 0.025 ** (1 / 10)), (10, 10, 0.025 ** (1 / 10), 1.0), (5, 10, 0.1871, 0.8129), (1, 20, 0.0013, 0.2487)])
+def test_the_interval_is_that_of_clopper_and_pearson(hits, trials, low, high):
+    assert exact(hits, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+@given(st.integers(1, 200).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
+def test_the_interval_is_that_of_scipy(counted):
+    expected = binomtest(*counted).proportion_ci(method="exact")
+    assert exact(*counted) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_cures_leave_out_what_is_set_already():

@@ -27,7 +27,7 @@ def workload(tmp_path):
 
 
 def course(workload, evaluating=None, steps=4):
-    return predict_course(workload, LENGTHS, Request(steps=steps, seeds=1, evaluating=evaluating))
+    return predict_course(workload, LENGTHS, Request(steps=steps, evaluating=evaluating))
 
 
 def test_every_rank_evaluates_its_share_in_batches_of_eight(workload):
