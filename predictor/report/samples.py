@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from predictor.answer.prediction import Chances, Prediction
+from predictor.report.layout import numbered
 from predictor.report.units import size_text
 from predictor.workload.samples import Samples
 
@@ -84,5 +85,6 @@ def counted(samples: Samples) -> str:
     kinds = f" of {sizes:,} size{'' if sizes == 1 else 's'}" if sizes else ""
     pictures = f"{int(images.sum()):,} images{kinds}, at most {int(images.max()):,} in a sample" if images.any() else \
         "no images"
-    return (f"{len(samples):,} samples: {int(tokens.min()):,} to {longest:,} tokens, {middle:,} in the middle; "
-            f"{pictures}.")
+    least = int(tokens.min())
+    spread = f"{longest:,} tokens" if least == longest else f"{least:,} to {longest:,} tokens, {middle:,} in the middle"
+    return f"{numbered(len(samples), 'sample')}: {spread}; {pictures}."
