@@ -5,9 +5,10 @@
     python scripts/file_measurement.py run.json --source https://github.com/OWNER/peakcast/issues/12
     peakcast report profiles/evidence/contributed              # all of them beside today's predictions
 
-Only peaks of one real GPU are filed: not those of an emulated one, and none of a training whose batches had several
-shapes. A measurement that is there already is not filed again, even if other keys of its record differ. The file is
-copied as it is; its origin goes into sources.yaml beside it.
+Only peaks of one real GPU are filed, of a job that can be predicted: not those of an emulated one, none of a training
+whose batches had several shapes, and none of a model that only the contributor has. A measurement that is there already
+is not filed again, even if other keys of its record differ. The file is copied as it is; its origin goes into
+sources.yaml beside it.
 
 exit codes: 0 filed, 2 bad input
 """
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT))  # the repository need not be installed
 
 from calibrate.records.record import MeasuredOn, Record, read  # noqa: E402
 from calibrate.regression import cases, compare, files  # noqa: E402
+from predictor.common import gpus  # noqa: E402
 from predictor.common.errors import InputError  # noqa: E402
 from predictor.common.files import read_bytes, read_mapping, write_whole  # noqa: E402
 from predictor.common.suggestions import file_name, quoted  # noqa: E402
@@ -60,7 +62,7 @@ def filed(path: Path, source: str, folder: Path) -> str:
     """Files a record, and returns a line on its prediction.
 
     Raises:
-        InputError: it is no record, it is not of a real GPU, or it is filed already.
+        InputError: it is no record, it is not of a real GPU, it cannot be predicted, or it is filed already.
     """
     if not ADDRESS.fullmatch(source):
         raise InputError(f"--source {quoted(source, 200)}: must be an address such as https://github.com/OWNER/peakcast/"
@@ -77,11 +79,16 @@ def filed(path: Path, source: str, folder: Path) -> str:
         if measured(filed_case) == measured(case):
             raise InputError(f"{file_name(path)}: is filed already, as {earlier}, from "
                              f"{quoted(known[earlier]['source'], 200)}")
+    try:
+        peaks = compare.compare(case).peaks
+    except InputError as error:
+        raise InputError(f"{file_name(path)}: cannot be predicted: {error}") from None
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(str(folder / name), content)
     known[name] = {"source": source, "filed": date.today().isoformat()}
     write_whole(str(folder / SOURCES), yaml.safe_dump(known).encode())
-    return f"{name}: {difference(case)}"
+    errors = (f"{counter} {peak.error:+.3%}" for counter, peak in peaks.items() if peak.error is not None)
+    return f"{name}: {', '.join(errors)}"
 
 
 def measured(case: cases.Case) -> tuple[object, ...]:
@@ -95,24 +102,19 @@ def check(record: Record, name: str) -> None:
     Raises:
         InputError: the reason.
     """
-    if record.job.measured_on is not MeasuredOn.DEVICE:
+    device = record.job.device
+    if record.job.measured_on is not MeasuredOn.DEVICE or "emulated" in device.driver:
         raise InputError(f"{name}: was measured on an emulated GPU, and only real ones are filed")
-    if record.job.device.injected:
+    if device.injected:
         raise InputError(f"{name}: has injected differences: it is no measurement of that GPU")
+    gpu = record.workload.get("gpu")
+    if gpu and gpus.is_known(device.name) and gpus.find(gpu) != gpus.find(device.name):
+        raise InputError(f"{name}: is of gpu {quoted(gpu)}, but its device is {quoted(device.name)}")
     try:
         record.check_model()
         record.check_shapes()
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-
-
-def difference(case: cases.Case) -> str:
-    """How far today's prediction is from a measurement, in words."""
-    try:
-        peaks = compare.compare(case).peaks
-    except InputError as error:
-        return f"not predicted: {error}"
-    return ", ".join(f"{counter} {peak.error:+.3%}" for counter, peak in peaks.items() if peak.error is not None)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,28 @@ def test_what_a_report_would_skip_is_not_filed(record, tmp_path, capsys):
     assert 'event_completion is "immediate", and a real GPU has none' in capsys.readouterr().err and not folder.exists()
 
 
+@pytest.mark.parametrize("workload, message", [
+    ({"model": "./mine"}, "cannot be predicted: .*no such directory"), ({"gpu": "a100-40gb"}, 'is of gpu "a100-40gb", but')])
+def test_a_job_that_nobody_can_predict_is_not_filed(workload, message, record, tmp_path, capsys):
+    path, folder = Path(record(REAL | {"device": replace(REAL["device"], name="NVIDIA H100 80GB HBM3")})), tmp_path / "contributed"
+    document = json.loads(path.read_text())
+    document["workload"] |= workload
+    path.write_text(json.dumps(document))
+    assert file_measurement.main([str(path), *SOURCE], folder) == 2
+    assert re.search(message, capsys.readouterr().err) and not folder.exists()
+
+
+def test_a_record_without_moments_is_one_line(record, tmp_path, capsys):
+    path = Path(record())
+    document = json.loads(path.read_text())
+    document["job"]["moments"] = []
+    path.write_text(json.dumps(document))
+    assert file_measurement.main([str(path), *SOURCE], tmp_path / "contributed") == 2
+    assert "it has no moments: nothing was measured" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("job, message", [
+    (REAL | {"device": Device("NVIDIA H100", 80 << 30, (9, 0), 132, "0.0-emulated", None)}, "was measured on an emulated GPU"),
     ({}, "was measured on an emulated GPU, and only real ones are filed"),
     (REAL | {"device": Device("NVIDIA H100", 80 << 30, (9, 0), 132, "580.1", None, {"block": 1})},
      "has injected differences")])

@@ -147,6 +147,8 @@ def environment(
         "USE_PYTORCH_KERNEL_CACHE": "0",
         # CUPTI does not work here, and PyTorch's profiler says so in three lines unless only fatal errors are logged.
         "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "5"),
+        # The profiler also warns of memory on the CPU that is older than itself.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         **(machine.inject.variables() if machine.inject.stated() else {}),
     }
 

@@ -236,6 +236,8 @@ def read(path: str | os.PathLike[str]) -> Record:
     names = [f"peak_{counter}_{part}" for counter in COUNTERS for part in ("bytes", "at")]
     repeated = {key: document.pop(key) for key in names if key in document}
     record = from_plain(Record, document, name)
+    if not record.job.moments:
+        raise InputError(f"{name}: it has no moments: nothing was measured")
     of_moments = record.to_json() if repeated else {}
     for key, value in repeated.items():
         if value != of_moments[key]:

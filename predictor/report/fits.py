@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ def line(row: Fit, base: str = "") -> str:
     elif row.before_problem:
         parts.append(f"not predicted at {base}")
     elif row.before_bytes is not None:
-        parts.append(f"{_difference(row)}{f' {row.before_file}' * bool(row.before_file)} at {base}{_listed(row)}")
+        parts.append(f"{_difference(row)}{f' {row.before_file}' * bool(row.before_file)} at {base}"
+                     + (f" ({changes})" if (changes := _changes(row)) else ""))
     parts += map(_lower, map(assumption, row.assumptions))
     if row.remedy:
         parts.append(f"it {_lower(remedy_text(row.remedy))}")
@@ -52,10 +54,12 @@ def markdown(rows: Sequence[Fit], base: str = "") -> str:
     lines = ["### GPU memory, predicted by peakcast", "", _row(heads), _row(["---"] * len(heads))]
     for row in rows:
         since = _since(row)
-        lines.append(_row([MARKS[row.verdict], f"`{_cell(row.file)}`", row.gpu or "", row.problem or _size(row),
-                           *([since] if base else []), remedy_text(row.remedy) if row.remedy else ""]))
-    assumed = [f"`{_cell(row.file)}`: {'; '.join(map(assumption, row.assumptions))}" for row in rows if row.assumptions]
-    return "\n".join([*lines, *([""] if assumed else []), *("- " + printable(text) for text in assumed)]) + "\n"
+        size = f"`{_cell(row.problem)}`" if row.problem else _size(row)
+        lines.append(_row([MARKS[row.verdict], f"`{_cell(row.file)}`", row.gpu or "", size,
+                           *([since] if base else []), _plain(remedy_text(row.remedy)) if row.remedy else ""]))
+    assumed = [f"- `{_cell(row.file)}`: {_plain('; '.join(map(assumption, row.assumptions)))}"
+               for row in rows if row.assumptions]
+    return "\n".join([*lines, *([""] if assumed else []), *assumed]) + "\n"
 
 
 def _since(row: Fit) -> str:
@@ -63,7 +67,9 @@ def _since(row: Fit) -> str:
     if row.is_new or row.before_problem:
         return "new" if row.is_new else "not predicted there"
     was = f"was `{_cell(row.before_file)}`: " if row.before_file else ""
-    return was + _difference(row, short=True) + _listed(row) if row.before_bytes else ""
+    changes = _changes(row)
+    listed = f" (`{_cell(changes)}`)" if changes else ""
+    return was + _difference(row, short=True) + listed if row.before_bytes else ""
 
 
 def _size(row: Fit) -> str:
@@ -84,10 +90,10 @@ def _difference(row: Fit, *, short: bool = False) -> str:
     return f"{sign}{size_text(abs(more))}" if short else f"{size_text(abs(more))} {word} than"
 
 
-def _listed(row: Fit) -> str:
+def _changes(row: Fit) -> str:
     shown = [f"{change.key} {_value(change.before)} → {_value(change.now)}" for change in row.changes[:MOST_CHANGES]]
     rest = len(row.changes) - len(shown)
-    return f" ({', '.join([*shown, *([f'{rest} more'] if rest else [])])})" if shown else ""
+    return ", ".join([*shown, *([f"{rest} more"] if rest else [])])
 
 
 def _value(value: Any) -> str:
@@ -99,7 +105,13 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
+def _plain(text: str) -> str:
+    """Text in which Markdown finds no marks of its own, for a cell or a line."""
+    return re.sub(r"[\\`*<|]", r"\\\g<0>", printable(text))
+
+
 def _cell(text: str) -> str:
+    """Text for a code span in a cell."""
     return printable(text).replace("|", "\\|").replace("`", "'")
 
 

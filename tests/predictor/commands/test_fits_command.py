@@ -170,6 +170,18 @@ def test_what_is_assumed_is_said_before_what_makes_it_fit(repository, capsys):
     assert "; assumed 1 GPU (give --data-parallel-size); assumed optim adamw_torch_fused, whose states are " in text
 
 
+def test_nothing_from_a_file_is_markup_in_the_table(repository, capsys):
+    Path("a|b.yaml").write_text(JOB.format(batch=24))
+    Path("c.yaml").write_text(JOB.format(batch=1) + 'gpu: "a | @somebody <b> `"\n')
+    Path("configs/job.yaml").write_text(JOB.format(batch=1) + 'no_grad: ["*tower*"]\n')
+    answered(capsys, "a|b.yaml", "c.yaml", "configs/job.yaml", "--capacity-bytes", "39GiB", "--base", "main", "--markdown", "t.md")
+    head, _, *rows = [line for line in Path("t.md").read_text().splitlines() if line.startswith("|")]
+    assert {len(re.split(r"(?<!\\)\|", row)) for row in (head, *rows)} == {8}
+    outside = " ".join(re.sub(r"`[^`]*`", "", row) for row in rows)
+    assert len(rows) == 3 and not re.search(r"(?<!\\)[*<]|@|a\|b", outside)
+    assert "`no_grad [] → ['*tower*']`" in rows[2].replace("per_device_train_batch_size 16 → 1, ", "")
+
+
 def test_the_table_is_followed_by_what_is_assumed(repository, capsys):
     Path("job.yaml").write_text(ASSUMING)
     answered(capsys, "job.yaml", "configs/job.yaml", *GPU, "--markdown", "table.md")
@@ -249,7 +261,7 @@ esac
 """Stands for GitHub's program: finds the comment FOUND, and prints its arguments and the body of what it writes."""
 
 
-def run_action(repository: Path, tmp_path: Path, base: str, found: str = "") -> tuple[int, str, str, str]:
+def run_action(repository: Path, tmp_path: Path, base: str, found: str = "", gpu: str = "a100-40gb") -> tuple[int, str, str, str]:
     """Runs the steps of the action as GitHub's runner does: exit code of the check, its text, summary, and comment.
 
     ``found`` is the number of the comment that an earlier run wrote.
@@ -265,7 +277,7 @@ def run_action(repository: Path, tmp_path: Path, base: str, found: str = "") -> 
         program.chmod(0o755)
     summary = temp / "summary.md"
     env = os.environ | {"RUNNER_TEMP": str(temp), "GITHUB_STEP_SUMMARY": str(summary), "FILES": "configs/*.yaml",
-                        "GPU": "a100-40gb", "OPTIONS": "", "BASE": base, "NUMBER": "7",
+                        "GPU": gpu, "OPTIONS": "", "BASE": base, "NUMBER": "7",
                         "GITHUB_REPOSITORY": "somebody/something", "FOUND": found, "PYTHONPATH": str(ROOT),
                         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     check, comment = (subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=env, cwd=repository, text=True,
@@ -294,6 +306,21 @@ def test_the_action_judges_the_limit_where_the_base_cannot_be_fetched(repository
     warning, verdict = text.splitlines()
     assert (code, warning.startswith("::warning::nothing is compared with main, which cannot be fetched: fatal: ")) == (1, True)
     assert "does not fit a100-40gb" in verdict and "❌" in summary
+
+
+def test_the_action_leaves_a_full_history_full(repository, tmp_path):
+    origin = tmp_path / "origin"
+    git("commit", "--quiet", "--allow-empty", "--message", "another")
+    git("clone", "--quiet", "--bare", str(repository), str(origin))
+    git("remote", "add", "origin", origin.as_uri())
+    assert run_action(repository, tmp_path, "main")[0] == 0
+    assert not (repository / ".git" / "shallow").exists()
+
+
+def test_without_a_gpu_the_action_takes_that_of_each_file(repository, tmp_path):
+    (repository / "configs" / "job.yaml").write_text(JOB.format(batch=24) + "gpu: h100-80gb\n")
+    code, text, _, _ = run_action(repository, tmp_path, "", gpu="")
+    assert (code, text.startswith("configs/job.yaml: fits h100-80gb: ")) == (0, True)
 
 
 def test_the_action_edits_its_own_comment(repository, tmp_path):
