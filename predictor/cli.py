@@ -25,7 +25,11 @@ from predictor.common.suggestions import nearest, quoted
 ANSWERED_BY = {("explain", "measured"): "calibrate.commands.attribution",
                ("predict", "run"): "calibrate.commands.predict_run"}
 
-ALSO_CALLED = {"config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from"}
+ALSO_CALLED = {
+    "config": "--from", "yaml": "--from", "script": "--from", "config_file": "--from", "max_batch": "--maximum-load",
+    "max_batch_size": "--maximum-load", "largest_batch": "--maximum-load", "qlora": "--quantization load_in_4bit=true",
+    "load_in_4bit": "--quantization load_in_4bit=true", "load_in_8bit": "--quantization load_in_8bit=true",
+}
 """Words for options, besides those for the keys of a workload."""
 MODEL = ("model", "model_name", "model_name_or_path", "model_id")
 """Options of other programs for what is MODEL here."""
@@ -150,8 +154,9 @@ def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
     if word in MODEL and any(action.dest == "model" for action in parser._actions if not action.option_strings):
         return ": give the model as it is, without an option"
     option = ALSO_CALLED.get(word) or "--" + keys.ALSO_CALLED.get(word, "").replace("_", "-")
-    hint = f' (did you mean "{option}"?)' if option in options else nearest(name, options) if name[:1] == "-" else ""
-    return hint or f" (see {parser.prog} --help)"
+    if option.partition(" ")[0] in options:
+        return f' (did you mean "{option}"?)'
+    return name[:1] == "-" and nearest(name, options) or f" (see {parser.prog} --help)"
 
 
 def _hyphens(words: Sequence[str]) -> list[str]:

@@ -23,11 +23,11 @@ from predictor.workload.value_sources import OwnChange
 from predictor.workload.workload import Workload
 
 MOST_SECONDS = 0.5
-"""Once something fits and the search has taken about so long, no further family of changes is simulated, unless all are
-asked for."""
+"""Once something fits on the same GPUs and the search has taken about so long, no further family of changes is
+simulated, unless all are asked for."""
 LATEST_SECONDS = 0.7
-"""Once something fits and the search has taken about so long, no other change is even composed, unless all are asked
-for."""
+"""Once something fits there and the search has taken about so long, no other change is even composed, unless all are
+asked for."""
 LONGEST_SECONDS = 6.0
 """Where nothing fits, the search ends after about so long, unless all are asked for."""
 PREPARED_PER_SECOND = 200
@@ -40,6 +40,8 @@ ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
 TOGETHER = Change("several changes together", {}, "")
 """Stands for all changes that were not made together."""
+TRAINS_LESS = {"recipe", "lora", "quantization"}
+"""Keys of changes with which other weights train. They come after those that only train otherwise."""
 MOST_TOGETHER = 4
 """Changes that are made together at most."""
 MOST_BASES = 4
@@ -78,6 +80,11 @@ class _Trial:
     def peaks(self) -> Peaks | None:
         """The peaks over all ranks; None if they do not surely fit."""
         return None if self.tried is None or self.tried.room_bytes < 0 else self.tried.peaks
+
+    @property
+    def fits_here(self) -> bool:
+        """Whether it surely fits, on the same GPUs."""
+        return self.fits and not any(change.is_hardware for change in self.made)
 
     @property
     def keeps_training(self) -> bool:
@@ -191,7 +198,8 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             trials += _together(start, trials, progress, every=every)
         trials += [_untried(start, change).for_later() for change in rest]
     ordered = sorted(trials, key=lambda trial: (
-        any(change.differs for change in trial.made), any(change.is_hardware for change in trial.made)))
+        any(change.differs for change in trial.made), any(change.is_hardware for change in trial.made),
+        not trial.keys.keys().isdisjoint(TRAINS_LESS)))
     return tuple(trial.remedy() for trial in ordered if trial.helps(start))
 
 
@@ -201,13 +209,13 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
 
     Args:
         quick: leave out what takes longer.
-        fitting: changes that fit alone; of their families only lesser changes are worth others beside them, and if
-            ``quick`` no other GPUs.
+        fitting: changes that fit alone; of their families only lesser changes are worth others beside them, and no
+            other GPUs if one of them is a GPU, or if ``quick``.
     """
     assert start.tried is not None  # only predicted trials are continued
     families = [lesser for family in _families(start)
                 if (lesser := _lesser(family, fitting)) and not _is_made(family[0], start.keys)]
-    if quick and fitting:
+    if any(change.is_hardware for change in fitting) or quick and fitting:
         families = [family for family in families if not family[0].is_hardware]
     any_fits = False
     for family in families:
@@ -219,7 +227,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
             yield _not_simulated(start, family, progress)
         else:
             trial = replace(_first_that_fits(start, family, progress), has_sizes=len(family) > 1)
-            any_fits |= trial.fits
+            any_fits |= trial.fits_here
             yield trial
 
 
@@ -340,7 +348,7 @@ def _together(start: _Trial, singles: Sequence[_Trial], progress: Progress | Non
     """
     assert start.tried is not None  # only predicted trials are continued
     fitting = [single.made[0] for single in singles if single.fits]
-    quick = not every and bool(fitting)
+    quick = not every and any(single.fits_here for single in singles)
     best, rows = start, [single for single in singles if not single.fits]
     for _ in range(MOST_TOGETHER - 1):
         bases = [row for row in _bases(rows, best) if row.keeps_training or not quick]

@@ -16,6 +16,8 @@ from predictor.events.events import FACTORS, Factor
 
 STATES = FACTORS.index(Factor.OPTIMIZER_STATES)
 GIB = 1 << 30
+OFFLOADS = "the host's memory: offloading takes"
+"""How the note for the user begins."""
 
 
 class Host:
@@ -43,4 +45,4 @@ class Host:
     def note(self) -> str:
         """A note for the user."""
         parts = ", ".join(f"{purpose} {size / GIB:.2f}" for purpose, size in self.held.items())
-        return f"the host's memory: offloading takes {self.held.total() / GIB:.2f} GiB of it for each rank ({parts})"
+        return f"{OFFLOADS} {self.held.total() / GIB:.2f} GiB of it for each rank ({parts})"

@@ -117,9 +117,11 @@ _ELSEWHERE = (
     ("of the host's memory", re.compile(r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)")),
     ("of Apple's GPU (MPS)", re.compile(r"\bMPS backend out of memory\b")),
     ("of an XPU", re.compile(r"\bXPU out of memory\b")),
+    ("of an NPU", re.compile(r"\bNPU out of memory\b")),
+    ("of JAX or TensorFlow", re.compile(r"\bRESOURCE_EXHAUSTED: Out of memory\b")),
 )
-"""Out-of-memory errors of other devices than CUDA's: c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm,
-c10/xpu/XPUCachingAllocator.cpp (PyTorch 2.11)."""
+"""Out-of-memory errors of others than PyTorch on a CUDA GPU: c10/core/impl/alloc_cpu.cpp,
+aten/src/ATen/mps/MPSAllocator.mm, c10/xpu/XPUCachingAllocator.cpp (PyTorch 2.11); torch_npu; XLA."""
 _FIELDS = {name: re.compile(pattern.replace(" ", r"\s+").replace("SIZE", _S)) for name, pattern in {
     "capacity": r"has a total capaci?ty of SIZE|SIZE total capacity;|Device limit : SIZE",
     "free": r"of which SIZE is free|SIZE free;|Free \(according to CUDA\): SIZE",
@@ -133,6 +135,8 @@ _FIELDS = {name: re.compile(pattern.replace(" ", r"\s+").replace("SIZE", _S)) fo
 }.items()}
 _PROCESS = re.compile(rf"\bProcess\s+(\d{{1,10}})\s+has\s+{_S}\s+memory\s+in\s+use")
 _DEVICE = re.compile(r"(?:\.\s+|\()GPU\s+(\d{1,4})\b")
+_BOLD = re.compile(rf"\*\*{_S}\*\*")
+"""A size that Markdown prints in bold."""
 _END = re.compile(r"Traceback \(most recent call last\)")
 
 
@@ -144,6 +148,7 @@ def find(text: str) -> list[Message]:
     Raises:
         InputError: the log has too many lines.
     """
+    text = _BOLD.sub(r"\1", text)
     plain, joined = _found(text), _found(unwrapped(text))
     more = sum(map(_figures, joined)) - sum(map(_figures, plain))
     if more < 0 or list(map(_told, joined)) == list(map(_told, plain)):
@@ -251,7 +256,7 @@ def _read(match: re.Match[str], kind: Kind, text: str, stream: Stream, index: in
     processes = tuple(Process(int(pid), amount(size)) for pid, size in _PROCESS.findall(text)[:MOST_PROCESSES])
     return Message(
         kind, _wording(kind, text), stream.source, stream.numbers[index], device=int(number) if number else None,
-        requested=values["requested"], capacity=values["capacity"], free=values["free"],
+        requested=values["requested"], capacity=values["capacity"], free=_known(values["free"]),
         allowed=_known(values["allowed"]), this_process=_known(values["this_process"]),
         place=place_of(stream.lines, index),
         processes=tuple(process for process in processes if _known(process.memory)),

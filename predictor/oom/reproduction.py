@@ -55,8 +55,8 @@ class Reproduction:
         outcome: the job with the memory that PyTorch could have according to the message.
         compared: the numbers that both have.
         missed_bytes: how much more the job took than its prediction, at least: what was allocated at the failure beyond
-            the predicted failure's; of a job that is predicted to survive, what PyTorch needed then beyond the
-            predicted peak. 0 if the numbers agree.
+            the predicted failure's; of a job that is predicted to survive, what PyTorch or its tensors needed then
+            beyond the predicted peaks. 0 if the numbers agree.
     """
 
     rank: int | str
@@ -199,7 +199,8 @@ def _compare(explanation: Explanation, outcome: LimitOutcome, workload: Workload
 
 def _missed(message: Message, outcome: LimitOutcome, compared: Sequence[Compared]) -> int:
     """As :attr:`Reproduction.missed_bytes`."""
-    if outcome.failure is None and message.reserved is not None and message.requested is not None:
-        return max(0, (message.reserved + message.requested).bytes - outcome.peak_reserved_bytes)
+    if outcome.failure is None and message.requested is not None:
+        needed = ((message.reserved, outcome.peak_reserved_bytes), (message.allocated, outcome.peak_allocated_bytes))
+        return max(0, *((held + message.requested).bytes - peak for held, peak in needed if held is not None))
     return max((-item.difference_bytes for item in compared
                 if item.name == ALLOCATED and not item.agrees and item.difference_bytes < 0), default=0)

@@ -234,7 +234,16 @@ def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, telling: Tel
                 found.left_out.append((setting, str(error)))
         walk(ready, examples.memory, wanted.top, _capacity(examples.job.workload), found, telling, background)
         queues += ready
+    found.fitting = [row for _, rows in groupby(found.fitting, key=_worth) for row in sorted(
+        rows, key=lambda row: row.prediction.peak_reserved_bytes)]
     return found, queues
+
+
+def _worth(row: Configuration) -> tuple[object, ...]:
+    """What ranks a configuration. Of neighbours that are equal in it, the one that reserves least comes first."""
+    shape, engine = row.candidate, row.setting.keys.get("engine")
+    return (engine, *differing(row.setting), shape.batch, shape.accumulation, shape.sequence,
+            row.estimate.seconds_per_sample)
 
 
 def _check(given: Mapping[str, Any], label: Callable[[str], str]) -> None:

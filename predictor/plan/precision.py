@@ -30,7 +30,7 @@ class Precision(NamedTuple):
         """How training differs from that with fp32 weights; empty if it does not."""
         if self.dtype == "fp32":
             return ""
-        return f"weights and optimizer states in {self.dtype}, without fp32 master weights"
+        return f"weights in {self.dtype}, without fp32 master weights"
 
 
 MASTERS, NARROW, ADAPTED = Precision("fp32", "bf16"), Precision("bf16", "none"), Precision("bf16", "bf16")

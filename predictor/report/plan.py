@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from predictor.allocator.settings import EXPANDABLE
+from predictor.engine.host_memory import OFFLOADS
 from predictor.plan import document, launch
 from predictor.plan.knobs import Knob
 from predictor.plan.maxima import Maximum
@@ -68,6 +69,9 @@ def head(console: Console, plan: Plan) -> None:
         _print(console, f"Peak {size_text(best.prediction.peak_allocated_bytes)} allocated, {size_text(peak)} reserved "
                f"of {size_text(plan.capacity_bytes)}; {size_text(best.prediction.headroom_bytes or 0)} stay free.")
         _maxima(console, plan, best.candidate)
+        for note in best.prediction.not_modelled:
+            if note.startswith(OFFLOADS):
+                _print(console, f"{note[:1].upper()}{note[1:].partition(' (')[0]}.")
         for differs in best.setting.differs:
             _print(console, f"It is not the same training: {differs}.")
     else:
@@ -267,8 +271,7 @@ def files(console: Console, plan: Plan, wrote: str = "") -> None:
         _print(console, f"{plan.own}.")
     _print(console, wrote or "--write DIR writes the files.")
     if steps:
-        _print(console, "Before training, do what no argument does (the settings are in "
-               f"{launch.WORKLOAD}): {'; '.join(steps)}.")
+        _print(console, f"Before training, do what no argument does: {'; '.join(steps)}.")
     console.print()
 
 

@@ -42,7 +42,8 @@ PINNED = {"torch": "2.11.0", "transformers": "5.17.0", "deepspeed": "0.19.8"}
 
 # Names in other tools -> the workload's key; an error for an unknown key suggests it.
 ALSO_CALLED = {
-    "batch_size": "per_device_train_batch_size", "micro_batch_size": "per_device_train_batch_size",
+    "batch_size": "per_device_train_batch_size", "batchsize": "per_device_train_batch_size",
+    "micro_batch_size": "per_device_train_batch_size",
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size", "model_max_length": "sequence_length",
     "max_length": "sequence_length", "cutoff_len": "sequence_length", "sequence_len": "sequence_length",
     "seq_len": "sequence_length", "bf16": "mixed_precision", "fp16": "mixed_precision", "torch_dtype": "dtype",

@@ -394,6 +394,21 @@ def test_of_smaller_global_batches_only_larger_micro_batches_are_listed():
     assert found == [4, 8]  # 4 x 4 keeps the global batch of 16; 8 x 2 would need more than 8 alone
 
 
+@pytest.mark.parametrize("gpu", ["a100-40gb", "rtx-4090", "l40s"])
+def test_a_larger_gpu_does_not_end_the_search_for_changes_on_the_same_gpu(monkeypatch, gpu):
+    """Where time is over as soon as something fits, a larger GPU is not enough: others are still simulated."""
+    monkeypatch.setattr("predictor.answer.remedies.MOST_SECONDS", 0)
+    found = [remedy for remedy in remedies(Workload(**LLAVA, gpu=gpu)) if remedy.fits]
+    assert ["gpu" in remedy.keys for remedy in found] == [True, False]
+
+
+def test_changes_that_train_less_come_last():
+    found = remedies(Workload(model="llava-1.5-7b", sequence_length=2048, gpu="rtx-4090"), every=True)
+    differing = [remedy for remedy in found if remedy.differs and "gpu" not in remedy.keys]
+    less = ["recipe" in remedy.keys or "quantization" in remedy.keys for remedy in differing]
+    assert less == sorted(less) and True in less and False in less
+
+
 def test_a_larger_gpu_is_the_smallest_that_fits():
     found = next(remedy for remedy in remedies(Workload(**LLAVA, gpu="a100-40gb", zero_stage=2, data_parallel_size=8), every=True)
                  if remedy.fits and "gpu" in remedy.keys)

@@ -113,7 +113,8 @@ def test_an_uncertain_verdict_is_no_success(monkeypatch):
       for command in ("predict", "plan", "explain", "measure") for said, ours in (
           ("bs", "per-device-train-batch-size"), ("micro-batch", "per-device-train-batch-size"), ("4bit", "quantization"),
           ("seq-len", "sequence-length"), ("grad-accum", "gradient-accumulation-steps"),
-          ("qlora", "quantization"), ("lora-rank", "lora"))),
+          ("qlora", "quantization load_in_4bit=true"), ("lora-rank", "lora"), ("batchsize", "per-device-train-batch-size"))),
+    (["predict", "m", "--max-batch"], 'unknown argument "--max-batch" (did you mean "--maximum-load"?)'),
     (["predict", "m", "--sequence-lenght=3"], 'unknown argument "--sequence-lenght=3" (did you mean "--sequence-length"?)'),
     (["predict", "m", "n"], 'unknown argument "n" (see peakcast predict --help)'),
     (["predict", *ENOUGH, "--torch-compile"],

@@ -1,5 +1,6 @@
 """Out-of-memory messages of every wording: what was printed is read back, up to PyTorch's rounding."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,15 @@ def test_words_without_figures_are_found_as_such(text):
 @pytest.mark.parametrize("text", ["", "MemoryError: out of memory", "XPU out of memory"])
 def test_other_words_are_none_of_cuda(text):
     assert not words(text)
+
+
+def test_a_size_in_bold_is_read():
+    plain = wordings.torch_2_11(State(0, GIB, 8 * GIB, 0, 7 * GIB, 0))
+    assert the_one(re.sub(r"([0-9.]+ [GM]iB)", r"**\1**", plain)) == the_one(plain)
+
+
+def test_more_free_memory_than_any_gpu_has_is_unknown():
+    assert the_one(wordings.torch_2_11(State(0, GIB, 8 * GIB, (1 << 64) - (20 << 20), 7 * GIB, 0))).free is None
 
 
 def test_memory_that_nvml_does_not_know_is_unknown():

@@ -58,6 +58,14 @@ def test_the_ranking_is_that_of_predicting_every_configuration():
     assert {one.setting.name: one.candidate.batch for one in found.found.fitting} == best
 
 
+def test_of_settings_that_cost_the_same_the_one_that_reserves_least_is_proposed():
+    given = {"model": "llava-1.5-7b", "sequence_length": 1024, "gpu": "a100-40gb", "per_device_train_batch_size": 1}
+    found = plan(given, Wanted(global_batch_size=1), trace=False).found.fitting
+    costs = [row.estimate.seconds_per_sample for row in found[:3]]
+    assert [row.setting.keys["zero_stage"] for row in found[:3]] == [3, 1, 2] and len(set(costs)) == 1
+    assert found[0].prediction.peak_reserved_bytes < found[1].prediction.peak_reserved_bytes
+
+
 def test_the_command_line_of_a_configuration_predicts_its_bytes(made):
     for row in made.found.fitting:
         asked = predict(typed(command_line(workload_of(row))))
