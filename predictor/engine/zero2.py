@@ -7,7 +7,7 @@ the differences of older releases.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,8 +23,8 @@ from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
 
-STEPS_AT_HAND = 64
-"""Ranks whose step is kept: their peaks are compared first, and some are composed afterwards."""
+STEPS_AT_HAND, SHAPES_AT_HAND = 64, 4
+"""Ranks whose step is kept, as some are composed after their peaks were compared; shapes whose peaks are kept."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,62 @@ class Zero2:
     depends_on_capacity = True  # it flattens on the GPU only where there is room
 
     def __init__(self, micro: MicroStep, setup: Setup) -> None:
+        self.setup, self.zero = setup, setup.deepspeed
+        self.steps = _steps(micro, replace(setup, capacity_bytes=None))
+        start = zero2_init.start_up(setup, self.steps.groups, casts_buffers=not has(self.zero, "buffers_keep_dtype"),
+                                    flatten_on_gpu=has(self.zero, "flatten_on_gpu"))
+        self.start = Stretch(start.columns()[:3], 0, self.steps.vocabulary.buffers(start.buffers))
+        self.start_rise = start.rises(int).first
+
+    def rank(self, rank: int) -> EventList:
+        """The events of a rank: start-up and three optimizer steps."""
+        return self.steps.vocabulary.assemble(self.start, self.steps.stretch(rank))
+
+    def rank_key(self, rank: int) -> tuple:
+        """The slices that the rank owns in each group, and whether it computes the norm of unsharded parameters.
+
+        Of the tensor-parallel ranks that share layers, only the first computes that norm.
+        """
+        rank, peer = self.setup.place(rank)
+        return peer == 0, *(group.key(rank) for group in self.steps.groups)
+
+    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
+        """Peak requested bytes of ranks, computed without composing them.
+
+        Args:
+            traced_bytes: the size of each traced buffer, in bytes.
+        """
+        start, rises = self.start_rise, self.steps.highest(tuple(ranks), traced_bytes.tobytes())
+        steps = [max(0, start.growth + rise) for rise in rises]
+        return [RankPeak(max(start.highest, peak), peak) for peak in steps]
+
+    def host(self) -> Host:
+        """The bytes that the first rank offloads; the others hold nearly the same."""
+        host, pinned = Host(), self.zero.pins_states
+        for group in self.steps.groups:
+            numel = group.partition_numel
+            host.hold("fp32 weights", FP32 * numel, pinned=pinned)
+            host.hold("bf16 weights", self.setup.facts.itemsize * numel, pinned=pinned)
+            host.hold("gradients", FP32 * numel, pinned=pinned)
+        host.hold("gradients", self.setup.facts.itemsize * max(self.steps.numel_of.values()), pinned=pinned)
+        if self.zero.stage == 2 and self.setup.micro_steps > 1:  # accumulated_grads_in_cpu
+            for piece in (piece for group in self.steps.groups for piece in group.owned(0)):
+                host.hold("gradients", self.setup.facts.itemsize * self.steps.numel_of[piece.parameter], pinned=pinned)
+        host.hold_states(self.setup, [(group.partition_numel, self.setup.decays(group.parameters))
+                                      for group in self.steps.groups])
+        return host
+
+
+@lru_cache(maxsize=8)
+def _steps(micro: MicroStep, setup: Setup) -> _Steps:
+    """The steps of runs that differ in nothing but their capacity, on which only start-up depends."""
+    return _Steps(micro, setup)
+
+
+class _Steps:
+    """The optimizer steps after start-up."""
+
+    def __init__(self, micro: MicroStep, setup: Setup) -> None:
         zero = setup.deepspeed
         self.micro, self.setup, self.zero = micro, setup, zero
         self.holder = 0 if zero.stage == 2 and not zero.offload_optimizer else setup.micro_steps - 1
@@ -71,58 +127,31 @@ class Zero2:
                                  round_robin=zero.round_robin_gradients) for group in setup.groups()]
         self.backward = zero2_backward.templates(micro, setup, self.groups, self.vocabulary)
         self.numel_of = {p: n for group in self.groups for p, n in zip(group.parameters, group.numels)}
-        start = zero2_init.start_up(setup, self.groups, casts_buffers=not has(zero, "buffers_keep_dtype"),
-                                    flatten_on_gpu=has(zero, "flatten_on_gpu"))
-        self.start = Stretch(start.columns()[:3], 0, self.vocabulary.buffers(start.buffers))
-        self.start_rise = start.rises(int).first
         self._step = lru_cache(STEPS_AT_HAND)(self._first_step)
+        self.highest = lru_cache(SHAPES_AT_HAND)(self._highest)
 
-    def rank(self, rank: int) -> EventList:
-        """The events of a rank: start-up and three optimizer steps."""
+    def stretch(self, rank: int) -> Stretch:
+        """The first step of a rank."""
         parts, tape = self._step(rank)
-        step = Stretch(
+        return Stretch(
             np.concatenate([part.columns() for part in parts] + [tape.columns()[:3]], axis=1), len(parts),
             Buffers.concatenate([part.buffers for part in parts] + [self.vocabulary.buffers(tape.buffers)]),
             np.concatenate([part.first_step_mask() for part in parts] + [tape.first_step_mask()]))
-        return self.vocabulary.assemble(self.start, step)
 
-    def rank_key(self, rank: int) -> tuple:
-        """The slices that the rank owns in each group, and whether it computes the norm of unsharded parameters.
-
-        Of the tensor-parallel ranks that share layers, only the first computes that norm.
-        """
-        rank, peer = self.setup.place(rank)
-        return peer == 0, *(group.key(rank) for group in self.groups)
-
-    def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
-        """Peak requested bytes of ranks, computed without composing them.
+    def _highest(self, ranks: tuple[int, ...], traced: bytes) -> list[int]:
+        """For each rank, how far the requested bytes rise above those after start-up.
 
         Args:
-            traced_bytes: the size of each traced buffer, in bytes.
+            traced: the size of each traced buffer in bytes, as ``int64``.
         """
+        traced_bytes = np.frombuffer(traced, dtype=np.int64)
         outputs = 0 if self.setup.keep_outputs == "none" else int(traced_bytes[self.micro.outputs].sum())
         late = outputs if self.setup.keep_outputs == "next_forward" else 0
         changes = [template.change(traced_bytes) for template in self.backward]
         for template, change in zip(self.backward, changes):  # the last micro-step's outputs live through forward
             change[np.argmax(template.passing)] += late
             change[np.argmax(template.columns[2] == MOMENTS.index(Moment.BACKWARD))] -= late
-        return [self._peak(rank, changes, traced_bytes, outputs, late) for rank in ranks]
-
-    def host(self) -> Host:
-        """The bytes that the first rank offloads; the others hold nearly the same."""
-        host, pinned = Host(), self.zero.pins_states
-        for group in self.groups:
-            numel = group.partition_numel
-            host.hold("fp32 weights", FP32 * numel, pinned=pinned)
-            host.hold("bf16 weights", self.setup.facts.itemsize * numel, pinned=pinned)
-            host.hold("gradients", FP32 * numel, pinned=pinned)
-        host.hold("gradients", self.setup.facts.itemsize * max(self.numel_of.values()), pinned=pinned)
-        if self.zero.stage == 2 and self.setup.micro_steps > 1:  # accumulated_grads_in_cpu
-            for piece in (piece for group in self.groups for piece in group.owned(0)):
-                host.hold("gradients", self.setup.facts.itemsize * self.numel_of[piece.parameter], pinned=pinned)
-        host.hold_states(self.setup, [(group.partition_numel, self.setup.decays(group.parameters))
-                                      for group in self.groups])
-        return host
+        return [self._rise(rank, changes, traced_bytes, outputs, late) for rank in ranks]
 
     # one step of one rank ---------------------------------------------------------------------
 
@@ -140,16 +169,16 @@ class Zero2:
         self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
-    def _peak(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray, outputs: int,
-              late: int) -> RankPeak:
-        """The peak of a rank, where micro-steps leave ``outputs`` bytes, of which ``late`` live through ``step()``."""
+    def _rise(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray, outputs: int, late: int) -> int:
+        """The rise of a rank, where micro-steps leave ``outputs`` bytes, of which ``late`` live through ``step()``."""
         parts, tape = self._step(rank)
-        live, peak = self.start_rise.growth, 0
         rises = [part.rises(change, traced_bytes).plus(0, -outputs) for part, change in zip(parts, changes)]
         rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)).plus(late, 0))
-        for rise in [*(pair.first for pair in rises), *(pair.later for pair in rises)]:
-            peak, live = max(peak, live + rise.highest), live + rise.growth
-        return RankPeak(max(self.start_rise.highest, peak), peak)
+        live, highest = 0, 0
+        for number, rise in enumerate([*(pair.first for pair in rises), *(pair.later for pair in rises)]):
+            highest = max(highest, live + rise.highest) if number else rise.highest
+            live += rise.growth
+        return highest
 
     def _optimizer_step(self, tape: Tape, owned: list[list[Slice]], held: dict[int, int], *, first: bool) -> None:
         """``step()``: pads of partitions that are not full, overflow check, norm, then one update for each group.

@@ -138,7 +138,9 @@ def unroll(events: np.ndarray, repeats: Repeats, more: int) -> Unrolled:
     source = layout.place(source, np.maximum(number, 0))
     allocates = events[layout.origin] > 0
     signed = np.where(allocates, np.cumsum(allocates), 0)
-    if not allocates[source].all() or (source >= freed).any() or len(np.unique(source)) != len(source):
+    is_freed = np.zeros(len(allocates), dtype=bool)
+    is_freed[source] = True
+    if not allocates[source].all() or (source >= freed).any() or is_freed.sum() != len(source):
         raise ValueError("a buffer is freed twice, or before it is allocated")
     signed[freed] = -signed[source]
     return Unrolled(layout, signed)

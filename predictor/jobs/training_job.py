@@ -42,9 +42,9 @@ from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, communic
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
-MOST_EVENTS = 1 << 22
-"""Approximate limit of the events of all simulated ranks together. It is reached by a hundred ranks of a 7 B model,
-whose simulation takes some six seconds."""
+MOST_EVENTS = 1 << 21
+"""Approximate limit of the events of all simulated ranks together. It is reached by some fifty ranks of a
+7 B model, whose simulation takes one or two seconds."""
 IMAGES = {Modality.IMAGE: 1, Modality.TEXT: 0, Modality.SPEECH: 0}
 """What ``images_per_sample`` must be, for models that do not take any number of images."""
 
