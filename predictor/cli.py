@@ -156,7 +156,8 @@ def _hint(argument: str, parser: argparse.ArgumentParser) -> str:
     option = ALSO_CALLED.get(word) or "--" + keys.ALSO_CALLED.get(word, "").replace("_", "-")
     if option.partition(" ")[0] in options:
         return f' (did you mean "{option}"?)'
-    return name[:1] == "-" and nearest(name, options) or f" (see {parser.prog} --help)"
+    is_other = name[:1] != "-" or word in ALSO_CALLED  # that of another command is no slip of the pen
+    return (not is_other and nearest(name, options)) or f" (see {parser.prog} --help)"
 
 
 def _hyphens(words: Sequence[str]) -> list[str]:

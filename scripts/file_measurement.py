@@ -39,6 +39,8 @@ SOURCES = "sources.yaml"
 """YAML, because a report of the folder reads every JSON file as a measurement."""
 ADDRESS = re.compile(r"https://[\w.-]+\.[a-z]+(/[\w.~/?#=&%+-]*)?", re.ASCII)
 """Web addresses of a host and a path, in one line."""
+LIKE = 0.05
+"""Part by which the memory of two GPUs of one kind may differ, at most."""
 LONGEST_NAME = 60
 """Characters of a GPU's name that a file's name has."""
 BAD_INPUT = 2
@@ -108,8 +110,11 @@ def check(record: Record, name: str) -> None:
     if device.injected:
         raise InputError(f"{name}: has injected differences: it is no measurement of that GPU")
     gpu = record.workload.get("gpu")
-    if gpu and gpus.is_known(device.name) and gpus.find(gpu) != gpus.find(device.name):
-        raise InputError(f"{name}: is of gpu {quoted(gpu)}, but its device is {quoted(device.name)}")
+    known = [gpus.find(one) for one in (gpu, device.name) if one and gpus.is_known(one)]
+    if len({one.name for one in known}) > 1 or not all(
+            abs(device.capacity_bytes / one.capacity_bytes - 1) <= LIKE for one in known):
+        raise InputError(f"{name}: is of gpu {quoted(gpu)}, but its device is {quoted(device.name)} with "
+                         f"{device.capacity_bytes:,} bytes")
     try:
         record.check_model()
         record.check_shapes()

@@ -38,7 +38,7 @@ def of_framework(job: Job, source: Source | None, reserved: Bound, verdict: str 
         return
     for note in source.notes:
         more = note.more_bytes(job.workload) if note.more_bytes else 0
-        if more > free:
+        if more > max(0, free):
             yield Caution(note.about(job.workload), more, free, verdict=verdict)
 
 

@@ -21,6 +21,8 @@ def course_variants(simulation: Simulation, course: Course) -> Iterator[LoopVari
     """The course in each loop, that of the course itself first; without loops that were not compared for its job."""
     yield LoopVariant(ONE, None if course.failure else course.peak_reserved_bytes,
                       course.failure.step if course.failure else None)
+    if course.failure and not course.failure.step:  # start-up is the same in every loop
+        return
     yield _variant(TWO, simulation.ends(course.limit_bytes, held=AHEAD))
     for loop in reversed(loop_difference.loops(simulation.job)):
         other = simulation.in_loop(loop)
@@ -37,23 +39,23 @@ def _variant(loop: str, ended: RankCourse) -> LoopVariant:
 
 
 def course_cautions(simulation: Simulation, course: Course, job: Job, reserved: Bound) -> Iterator[Caution]:
-    """The loop that takes the most beyond the assumed one, if the course runs out of memory with it.
+    """The least that another loop must keep for the course to run out of memory: outputs, gradients, or both.
 
-    Its bytes are the blocks that the loop needs more; where that is less than what is free, pieces of the cache are too
-    small for them.
+    ``more_bytes`` is the most that any other loop keeps, and ``free_bytes`` what is free where the course reserves the
+    most, though an allocator that is short of memory gives back its cache.
 
     Args:
         job: that of the course's heaviest batch. Nothing is simulated if no other loop takes more than is free.
         reserved: the course's reserved peak.
     """
-    free, loops = free_bytes(job, course.verdict, reserved), loop_difference.loops(job)
-    if free is None or not loops or loop_difference.most_bytes(job) <= free:
+    free, known = free_bytes(job, course.verdict, reserved), loop_difference.loops(job)
+    if free is None or not known or (most := loop_difference.most_bytes(job)) <= free:
         return
     assert job.workload.capacity is not None and course.verdict is not None  # else nothing is free
-    free, other = max(0, free), simulation.in_loop(loops[0])
-    failure = other.ends(job.margin.limits(job.workload.capacity)[0 if course.verdict == FITS else 1]).failure
-    if failure is None:
-        return
-    more = int(other.ends(None).memory.peak_allocated_bytes.max()) - course.peak_allocated_bytes
-    found = loop_difference.caution(loops[0], max(free, more), free, course.verdict)
-    yield replace(found, text=f"{found.text}, and runs out of memory at step {failure.step:,}")
+    limit = job.margin.limits(job.workload.capacity)[0 if course.verdict == FITS else 1]
+    for loop in (kind[0] for kind in (loop_difference.OUTPUTS, loop_difference.GRADIENTS, loop_difference.BOTH)):
+        failure = simulation.in_loop(loop).ends(limit).failure if loop in known else None
+        if failure is not None:
+            found = loop_difference.caution(loop, most, max(0, free), course.verdict)
+            yield replace(found, text=f"{found.text}, and then step {failure.step:,} may run out of memory")
+            return

@@ -53,7 +53,8 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, lo
         raise InputError(f"model {quoted(workload.model, 200)}: a learned formula predicts one shape, and no course: "
                          "leave --steps and --epochs out")
     if request.seeds and workload.capacity is None:
-        raise InputError(f"seeds {request.seeds}: whether a seed runs out of memory depends on the GPU: add --gpu NAME")
+        raise InputError(f"seeds {request.seeds}: whether a seed runs out of memory depends on the GPU: add --gpu NAME "
+                         "or --capacity-bytes SIZE")
     if request.sampling.packing != "none" and workload.sequence_length is None:
         raise InputError("packing: needs sequence_length, the tokens of a row that samples are packed into")
 
@@ -90,10 +91,11 @@ def _prediction(simulation: Simulation, *, evaluates: bool, loops: bool) -> Pred
     job = simulation.heaviest(course)
     prediction = answer(job, job.judge(), with_timeline=False, with_history=False, minimum_capacity_bytes=None)
     prediction = _of_course(prediction, course, job, evaluates=evaluates)
-    prediction = with_variants(prediction, tuple(course_variants(simulation, course)), job) if loops else \
-        replace(prediction, not_modelled=(*prediction.not_modelled, OTHER_LOOPS))
-    framework = of_framework(job, job.workload.source, prediction.reserved, course.verdict or "")
-    return replace(prediction, cautions=(*course_cautions(simulation, course, job, prediction.reserved), *framework))
+    framework = tuple(of_framework(job, job.workload.source, prediction.reserved, course.verdict or ""))
+    if loops:
+        return with_variants(replace(prediction, cautions=framework), tuple(course_variants(simulation, course)), job)
+    cautions = (*course_cautions(simulation, course, job, prediction.reserved), *framework)
+    return replace(prediction, cautions=cautions, not_modelled=(*prediction.not_modelled, OTHER_LOOPS))
 
 
 def _of_course(prediction: Prediction, course: Course, job: Job, *, evaluates: bool) -> Prediction:

@@ -128,7 +128,7 @@ def _judged(configuration: Configuration, arguments: argparse.Namespace) -> Fit:
     if isinstance(now, InputError):
         return fit.Fit(file=file, problem=_without(file, now))
     if now.capacity is None:
-        raise InputError(f"{file_name(file)}: names no GPU: add --gpu, such as --gpu a100-40gb")
+        return fit.Fit(file=file, problem="names no GPU: add --gpu, such as --gpu a100-40gb")
     renamed = configuration.before_file if os.path.abspath(configuration.before_file) != os.path.abspath(file) else ""
     try:
         return fit.fit(file, now, configuration.before, output.progress, compared=arguments.base is not None,

@@ -143,8 +143,8 @@ def _explained(log: str) -> tuple[str, list[Explanation]]:
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     if not messages and (whose := elsewhere(text)):
-        raise InputError(f"{name}: this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only "
-                         "those of CUDA")
+        raise InputError(f"{name}: this out-of-memory error is {whose}, not of PyTorch on a CUDA GPU: peakcast "
+                         "explains only those")
     messages = messages or words(text)
     if not messages:
         raise InputError(f'{name}: has no out-of-memory message (searched: "CUDA out of memory. Tried to allocate …", '

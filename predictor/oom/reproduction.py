@@ -57,12 +57,14 @@ class Reproduction:
         missed_bytes: how much more the job took than its prediction, at least: what was allocated at the failure beyond
             the predicted failure's; of a job that is predicted to survive, what PyTorch or its tensors needed then
             beyond the predicted peaks. 0 if the numbers agree.
+        missed_tensor_bytes: the part of it that tensors took; the rest was idle.
     """
 
     rank: int | str
     outcome: LimitOutcome
     compared: tuple[Compared, ...]
     missed_bytes: int = 0
+    missed_tensor_bytes: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -111,7 +113,7 @@ def reproduce(explanation: Explanation, workload: Workload, capacity_bytes: int,
     for bytes in dict.fromkeys(_candidates(limit, capacity_bytes)):
         outcome = with_limit(asked, bytes, capacity_bytes, progress)
         compared = _compare(explanation, outcome, workload)
-        found = Reproduction(asked.rank, outcome, compared, _missed(explanation.message, outcome, compared))
+        found = Reproduction(asked.rank, outcome, compared, *_missed(explanation.message, outcome, compared))
         if found.agrees:
             return found
         first = first or found
@@ -142,12 +144,28 @@ def predicted_job(found: Sequence[Explanation], workload: Workload, *, every: bo
     if again is None:
         judged = with_remedies(prediction, workload, every=every, trace=every, progress=progress).remedies
     else:
-        there = workload.replace(capacity_bytes=_capacity(explanation, again, workload, progress))
-        judged = remedies(there, every=every, trace=every, progress=progress)
+        room = _capacity(explanation, again, workload, progress)
+        judged = remedies(workload.replace(capacity_bytes=room), every=every, trace=every, progress=progress)
+        judged = _with_idle_memory(judged, again, workload, room, progress)
     too_few = tuple(gpus_of_log.fewest([item.message for item in found], workload))
     return PredictedJob(
         prediction, (*assumed_gpu, *prediction.assumptions, *too_few), given if is_other else None,
         bool(too_few or decisive_defaults.assumed_gpus_of(prediction)), again, judged)
+
+
+def _with_idle_memory(judged: tuple[Remedy, ...], found: Reproduction, workload: Workload, room_bytes: int,
+                      progress: Progress | None) -> tuple[Remedy, ...]:
+    """The remedies, that of the allocator judged with the memory that more tensors than predicted left.
+
+    Memory that was idle beyond the prediction counts for the others, and is what expandable segments make useful.
+    """
+    idle = found.missed_bytes - found.missed_tensor_bytes
+    if not idle:
+        return judged
+    with_more = remedies(workload.replace(capacity_bytes=room_bytes + idle), progress=progress)
+    own = {"allocator_conf"}
+    return (*(remedy for remedy in with_more if remedy.keys.keys() == own and remedy.fits),
+            *(remedy for remedy in judged if remedy.keys.keys() != own))
 
 
 def _on_gpu_of(message: Message, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
@@ -197,10 +215,13 @@ def _compare(explanation: Explanation, outcome: LimitOutcome, workload: Workload
                  if reported is not None and size is not None)
 
 
-def _missed(message: Message, outcome: LimitOutcome, compared: Sequence[Compared]) -> int:
-    """As :attr:`Reproduction.missed_bytes`."""
+def _missed(message: Message, outcome: LimitOutcome, compared: Sequence[Compared]) -> tuple[int, int]:
+    """:attr:`Reproduction.missed_bytes`, and :attr:`Reproduction.missed_tensor_bytes`."""
     if outcome.failure is None and message.requested is not None:
-        needed = ((message.reserved, outcome.peak_reserved_bytes), (message.allocated, outcome.peak_allocated_bytes))
-        return max(0, *((held + message.requested).bytes - peak for held, peak in needed if held is not None))
-    return max((-item.difference_bytes for item in compared
+        needed = [max(0, (held + message.requested).bytes - peak) for held, peak in (
+            (message.allocated, outcome.peak_allocated_bytes), (message.reserved, outcome.peak_reserved_bytes))
+            if held is not None]
+        return max(needed, default=0), needed[0] if message.allocated is not None else 0
+    more = max((-item.difference_bytes for item in compared
                 if item.name == ALLOCATED and not item.agrees and item.difference_bytes < 0), default=0)
+    return more, more

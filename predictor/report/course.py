@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from predictor.answer.prediction import Prediction
 from predictor.course.course import Chance, Course, Failure, Trial
-from predictor.report import loops, remedies, table, verdict
+from predictor.report import loops, table, verdict
 from predictor.report.layout import details_line, numbered, print_wrapped
 from predictor.report.layout import table as empty_table
 from predictor.report.units import GIB, size_text
@@ -33,22 +33,22 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
     print_wrapped(console, verdict.title(prediction), style="dim")
     print_wrapped(console, *prediction.assumptions)
     console.print()
-    for line in chart(course, console.width, ascii_only=not _can_draw(console)):
+    drawn = chart(course, console.width, ascii_only=not _can_draw(console))
+    for line in [*drawn, ""] if drawn else []:
         console.print(line)
-    console.print()
     print_wrapped(console, *sentences(course))
     if course.trials:
         console.print()
         console.print(_trials(course))
     console.print()
-    print_wrapped(console, *_advice(course), *loops.sentences(prediction))
+    print_wrapped(console, *_advice(course))
     if details:
         print_wrapped(console, "The batch that fails, as if each step had it:" if course.failure else
                       "The batch that requests the most memory:")
         table.report(console, prediction)
     else:
         which = "failing" if course.failure else "heaviest"
-        print_wrapped(console, *map(remedies.caution, prediction.cautions),
+        print_wrapped(console, *loops.sentences(prediction), *(f"Caution: {row.text}." for row in prediction.cautions),
                       details_line(f"the factors of the {which} batch", "what is not modelled"))
 
 
@@ -69,7 +69,7 @@ def headline(course: Course) -> str:
     """The verdict in one line; without a GPU what PyTorch reserves."""
     if course.limit_bytes is None:
         return (f"PyTorch reserves at most {size_text(course.peak_reserved_bytes)} in "
-                f"{numbered(course.steps, 'step')}; --gpu NAME tells whether they run.")
+                f"{numbered(course.steps, 'step')}; --gpu NAME or --capacity-bytes tells whether they run.")
     if course.failure is None:
         of = f" of {size_text(course.limit_bytes)}"
         ends = ", but with a little less memory they may not" if course.verdict == "uncertain" else ""
@@ -158,10 +158,13 @@ def _drawn(course: Course) -> str:
 
 def _advice(course: Course) -> list[str]:
     """How to read the table of changes, and where to look on if none helps."""
-    fails = course.failure and not any(trial.prevents for trial in course.trials)
-    return [*["A change with a colon is a value of PYTORCH_CUDA_ALLOC_CONF."] * bool(course.trials),
-            *["The same command without --steps or --epochs looks for smaller batches and other engines that fit."] *
-            bool(fails)]
+    if not course.trials and not course.failure:
+        return []
+    lines = ["A change with a colon is a value of PYTORCH_CUDA_ALLOC_CONF."] * bool(course.trials)
+    if course.failure and course.failure.tokens and not any(trial.prevents for trial in course.trials):
+        lines.append("Other engines and smaller batches are judged for one batch: leave out --samples and what is of a "
+                     f"whole training, and give --sequence-length {course.failure.tokens}.")
+    return lines
 
 
 def _trials(course: Course) -> Table:

@@ -106,8 +106,8 @@ def _lower(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in which Markdown finds no marks of its own, for a cell or a line."""
-    return re.sub(r"[\\`*<|]", r"\\\g<0>", printable(text))
+    """Text in which Markdown finds no marks and GitHub no names of people, for a cell or a line."""
+    return re.sub(r"[\\`*<>|\[\]~#&]", r"\\\g<0>", printable(text)).replace("@", "@\u200b")
 
 
 def _cell(text: str) -> str:

@@ -266,6 +266,8 @@ def remedies_title(found: Reproduction | None) -> str:
     had = f"with the {size_text(found.outcome.limit_bytes)} that PyTorch had"
     if found.missed_bytes:
         had += f" less the {size_text(found.missed_bytes)} not predicted"
+    if found.missed_tensor_bytes < found.missed_bytes:
+        had += f" (expandable segments: less the {size_text(found.missed_tensor_bytes)} that tensors took more)"
     return f"Remedies, each predicted {had}:"
 
 
@@ -404,7 +406,7 @@ def _reproduction(reproduction: Reproduction) -> dict[str, Any]:
     outcome, failure = reproduction.outcome, reproduction.outcome.failure
     return {
         "rank": reproduction.rank, "limit_bytes": outcome.limit_bytes, "agrees": reproduction.agrees,
-        "missed_bytes": reproduction.missed_bytes,
+        "missed_bytes": reproduction.missed_bytes, "missed_tensor_bytes": reproduction.missed_tensor_bytes,
         "compared": [{"name": item.name, "reported_bytes": item.reported.bytes,
                       "rounding_bytes": item.reported.rounding_bytes, "predicted_bytes": item.predicted_bytes,
                       "difference_bytes": item.difference_bytes, "agrees": item.agrees}

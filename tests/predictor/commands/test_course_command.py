@@ -57,12 +57,17 @@ def test_start_up_may_fail_already(capsys, lengths):
     code, out, _ = answered(capsys, "--samples", lengths, "--steps", "2", "--capacity-bytes", "10GiB", "--seeds", "1")
     assert code == 1 and out.startswith("This training runs out of memory in start-up.")
     assert "Start-up fails on rank 0: " in out and "seeds" not in out and "expandable_segments" not in out
-    assert "The same command without --steps or --epochs looks for smaller batches" in " ".join(out.split())
+
+
+def test_a_course_that_no_change_saves_says_where_others_are_judged(capsys, lengths):
+    _, out, _ = answered(capsys, "--samples", lengths, "--steps", "2", "--capacity-bytes", "21GiB", "--seeds", "1")
+    [tokens] = re.findall(r"its batch is 4 × ([0-9,]+) tokens", " ".join(out.split()))
+    assert f"give --sequence-length {tokens.replace(',', '')}." in " ".join(out.split())
 
 
 def test_without_a_gpu_nothing_is_said_to_run(capsys, lengths):
     code, out, _ = answered(capsys, "--samples", lengths, "--steps", "3")
-    assert code == 0 and re.match(r"PyTorch reserves at most [0-9.]+ GiB in 3 steps; --gpu NAME tells whether they run\.\n", out)
+    assert code == 0 and re.match(r"PyTorch reserves at most [0-9.]+ GiB in 3 steps; --gpu NAME or --capacity-bytes tells whether", out)
 
 
 def test_the_longest_batch_first_is_the_first_step(capsys, lengths):

@@ -172,13 +172,15 @@ def test_what_is_assumed_is_said_before_what_makes_it_fit(repository, capsys):
 
 def test_nothing_from_a_file_is_markup_in_the_table(repository, capsys):
     Path("a|b.yaml").write_text(JOB.format(batch=24))
+    Path("f @x [k](y).yaml").write_text(LLAMA_FACTORY)
+    Path("zero.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
     Path("c.yaml").write_text(JOB.format(batch=1) + 'gpu: "a | @somebody <b> `"\n')
     Path("configs/job.yaml").write_text(JOB.format(batch=1) + 'no_grad: ["*tower*"]\n')
-    answered(capsys, "a|b.yaml", "c.yaml", "configs/job.yaml", "--capacity-bytes", "39GiB", "--base", "main", "--markdown", "t.md")
+    answered(capsys, "a|b.yaml", "c.yaml", "configs/job.yaml", "f @x [k](y).yaml", "--capacity-bytes", "39GiB", "--base", "main", "--markdown", "t.md")
     head, _, *rows = [line for line in Path("t.md").read_text().splitlines() if line.startswith("|")]
     assert {len(re.split(r"(?<!\\)\|", row)) for row in (head, *rows)} == {8}
     outside = " ".join(re.sub(r"`[^`]*`", "", row) for row in rows)
-    assert len(rows) == 3 and not re.search(r"(?<!\\)[*<]|@|a\|b", outside)
+    assert len(rows) == 4 and not re.search(r"(?<!\\)[*<\[]|@x|a\|b", outside)
     assert "`no_grad [] → ['*tower*']`" in rows[2].replace("per_device_train_batch_size 16 → 1, ", "")
 
 
@@ -236,13 +238,19 @@ def test_json_has_one_object_for_each_file(repository, capsys):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["configs/job.yaml"], "configs/job.yaml: names no GPU: add --gpu, such as --gpu a100-40gb"),
     (["configs/job.yaml", *GPU, "--base", "nowhere"],
      '"nowhere" is no revision of this repository: fetch it first, or name another'),
     (["configs/job.yaml", *GPU, "-o", "a", "--markdown", "a"], "--markdown and -o name the same file: give two")])
 def test_bad_input(words, message, repository, capsys):
     assert main(["fits", *words]) == 2
     assert capsys.readouterr().err == f"peakcast: error: {message}\n"
+
+
+def test_a_file_without_a_gpu_does_not_hide_the_others(repository, capsys):
+    Path("own.yaml").write_text(JOB.format(batch=16) + "gpu: a100-40gb\n")
+    code, text = answered(capsys, "configs/job.yaml", "own.yaml")
+    assert code == 2 and "own.yaml: fits a100-40gb: " in text
+    assert "configs/job.yaml: not predicted: names no GPU: add --gpu, such as --gpu a100-40gb\n" in text
 
 
 def test_outside_a_repository_git_says_so(tmp_path, monkeypatch, capsys):

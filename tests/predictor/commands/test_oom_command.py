@@ -131,6 +131,18 @@ def test_what_tensors_hold_beyond_a_prediction_is_no_room_for_its_idle_memory(ca
     assert not any(remedy["fits"] for remedy in said["remedies"] if list(remedy["keys"]) == ["allocator_conf"])
 
 
+def test_idle_memory_that_no_prediction_explains_is_what_expandable_segments_make_useful(capsys):
+    """5 GiB of what PyTorch had were idle, though the job is predicted to survive with less."""
+    message = torch_2_11(State(0, GIB // 2, 24 * GIB, GIB // 10, 18 * GIB, 5 * GIB))
+    assert main(["oom", message, "llava-1.5-7b", "--recipe", "lora", "--sequence-length", "1024",
+                 "--per-device-train-batch-size", "1", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    again, first = said["reproduction"], said["remedies"][0]
+    assert again["missed_bytes"] > again["missed_tensor_bytes"] > 0
+    assert list(first["keys"]) == ["allocator_conf"] and first["fits"]
+    assert first["peak_reserved_bytes"] <= again["limit_bytes"] - again["missed_tensor_bytes"]
+
+
 def test_memory_of_other_processes_counts_for_remedies(capsys):
     """With another process on the GPU, a job fails that fits the whole GPU, and the remedies need less than that."""
     message = torch_2_11(State(0, 2 * GIB, 80 * GIB, GIB // 2, 37 * GIB, GIB, others=((7, 41 * GIB),)))
@@ -345,7 +357,7 @@ def test_a_log_after_the_model_is_told_to_come_first(capsys, path, words):
     ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.", "of JAX or TensorFlow"),
 ])
 def test_an_error_of_another_device_is_named(capsys, tmp_path, message, whose):
-    said = f"this out-of-memory error is {whose}, not of a CUDA GPU: peakcast explains only those of CUDA"
+    said = f"this out-of-memory error is {whose}, not of PyTorch on a CUDA GPU: peakcast explains only those"
     assert error_of(capsys, "oom", message) == f"the given message: {said}"
     file = tmp_path / "train.log"
     file.write_text(f"step 1\n{message}\n")

@@ -149,8 +149,8 @@ def test_a_course_that_another_loop_ends_has_a_caution_that_says_where():
     typed = predict_course(between.replace(keep_outputs="next_forward"), lengths(), Request(steps=12, seeds=1))
     (caution,) = prediction.cautions
     assert (prediction.verdict, typed.verdict) == ("fits", "uncertain")
-    assert re.search(r"\(keep_outputs next_forward\), and runs out of memory at step [0-9]+$", caution.text)
-    assert caution.more_bytes == needed(keep_outputs="next_forward") - needed()
+    assert re.search(r"\(keep_outputs next_forward\), and then step [0-9]+ may run out of memory$", caution.text)
+    assert caution.more_bytes >= needed(keep_outputs="next_forward") - needed()
 
 
 def test_evaluations_are_as_long_as_their_own_samples():
