@@ -28,13 +28,13 @@ simulated, unless all are asked for."""
 LATEST_SECONDS = 0.7
 """Once something fits there and the search has taken about so long, no other change is even composed, unless all are
 asked for."""
-LONGEST_SECONDS = 6.0
+LONGEST_SECONDS = 2.5
 """Where nothing fits, the search ends after about so long, unless all are asked for."""
 PREPARED_PER_SECOND = 200
 """About how many changed workloads are prepared, or refused, in a second."""
-FEW_RANKS, RANKS_PER_SECOND = 64, 1_000
+FEW_RANKS, RANKS_PER_SECOND = 64, 2_000
 """About how many ranks whose memory differs are composed and compared in a second; few take no time that counts."""
-OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 300_000, 10_000_000
+OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 260_000, 35_000_000
 """About how many events of an engine's own, of ZeRO-3's own, and traced ones are composed in a second."""
 ENOUGH = 3
 """Remedies that fit; after these the search ends, unless all are asked for."""
