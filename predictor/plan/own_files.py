@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from predictor import readers
 from predictor.common.errors import InputError
+from predictor.common.progress import Progress
 from predictor.formula import store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS
@@ -40,19 +42,23 @@ class OwnFiles:
     peak_reserved_bytes: int
 
 
-def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
+def own_files(present: Workload, proposed: Workload, *, trace: bool = False,
+              progress: Progress | None = None) -> OwnFiles | str:
     """The files of the present configuration, changed to the proposed one.
 
-    If they cannot express it, or if what they start does not surely fit or cannot be predicted without a trace, the
-    reason why in one sentence.
+    If they cannot express it, or if what they start does not surely fit or cannot be predicted, the reason why in one
+    sentence.
 
     Args:
         present: a workload that was read from a framework's configuration.
+        trace: whether what they start may be traced: a framework decides keys that a plan leaves open.
+        progress: wraps the shapes that are traced.
     """
     assert present.source is not None  # it was read
     changes = decisive(present, proposed)
+    judged = partial(_judged, trace=trace, progress=progress)
     if not changes:
-        return _judged(None, {}, present)
+        return judged(None, {}, present)
     change = present.source.in_own_words(changes)
     texts = readers.files(present.source, changes)
     file = f"{present.source.file} is not changed"
@@ -65,7 +71,7 @@ def own_files(present: Workload, proposed: Workload) -> OwnFiles | str:
         changed = present.replace(**change.workload)
         if _engine(changed) != _engine(proposed):
             return f"{file}: {_other_engine(changed, proposed, changes)}"
-        return _judged(change, texts, changed)
+        return judged(change, texts, changed)
     except InputError as error:
         return f"{file}: what it would start cannot be predicted: {error}"
 
@@ -87,14 +93,15 @@ def decisive(present: Workload, proposed: Workload) -> Mapping[str, Any]:
     return said or changes
 
 
-def _judged(change: OwnChange | None, texts: Mapping[str, str], started: Workload) -> OwnFiles | str:
+def _judged(change: OwnChange | None, texts: Mapping[str, str], started: Workload, *, trace: bool,
+            progress: Progress | None) -> OwnFiles | str:
     """The files with the peaks of what they start, or the sentence that this does not surely fit.
 
     Raises:
-        InputError: what they start cannot be predicted without a trace.
+        InputError: what they start cannot be predicted.
     """
-    with store.existing_only():
-        outcome = dispatch.prepare(started).judge()
+    with store.existing_only(not trace):
+        outcome = dispatch.prepare(started, progress).judge()
     if outcome.verdict != FITS:
         assert started.source is not None  # it was read
         return f"{started.source.file} is not changed: what it would start does not surely fit"

@@ -14,6 +14,7 @@ from predictor.answer.cautions import of_framework
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
+from predictor.common.progress import Progress
 from predictor.formula import learned
 from predictor.jobs import dispatch, training_job
 from predictor.jobs.training_job import Job
@@ -212,7 +213,8 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         standing=standing.name, before=standing.before, knobs=standing.knobs,
         assumptions=cost.assumptions(examples.job.gpu, workload.world_size, examples.tensor_parallel),
         not_modelled=chosen.prediction.not_modelled + (source.left_out(workload_of(chosen)) if source else ()),
-        source=source, own=_own_files(whole, source, best), seconds=time.perf_counter() - started)
+        source=source, own=_own_files(whole, source, best, trace=trace, progress=telling.tracing),
+        seconds=time.perf_counter() - started)
 
 
 def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, telling: Telling,
@@ -308,11 +310,11 @@ def _with_cautions(best: Configuration, source: Source | None, memory: Memory) -
     return replace(best, prediction=replace(prediction, cautions=(*prediction.cautions, *more)))
 
 
-def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None
-               ) -> OwnFiles | str | None:
+def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None, *, trace: bool,
+               progress: Progress | None) -> OwnFiles | str | None:
     if whole is None or source is None or best is None:
         return None
-    return own_files(Workload.from_mapping(whole).read_from(source), workload_of(best))
+    return own_files(Workload.from_mapping(whole).read_from(source), workload_of(best), trace=trace, progress=progress)
 
 
 def _closest(queues: Sequence[Queue], found: Found, memory: Memory) -> Configuration:

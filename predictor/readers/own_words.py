@@ -31,6 +31,8 @@ CONFIG_KEYS = frozenset(("zero_stage", "offload", "deepspeed"))
 """Keys of the workload that a DeepSpeed config sets."""
 FOLLOWING = frozenset(("engine", "ddp", "fsdp", *CONFIG_KEYS))
 """Keys whose absence, asked for beside another engine's keys, follows from those."""
+OF_CHECKPOINTS = frozenset(("gradient_checkpointing_kwargs", "gradient_checkpointing_modules"))
+"""Keys that say nothing where checkpointing is off."""
 FROM_CONFIG = frozenset(("mixed_precision", "dtype"))
 """Keys whose values follow where DeepSpeed comes in: it trains without autocast, in the config's dtype."""
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -164,8 +166,9 @@ class OwnWords:
             own = own_deepspeed.of_workload(rest)
             config = config if own is None else {**config, **own}
             rest = {} if own is not None else rest
+        unused = OF_CHECKPOINTS if rest.get("gradient_checkpointing") is False else frozenset()
         for key, item in sorted(rest.items(), key=lambda change: change[0] == "quantization"):  # it refines a recipe
-            if key in FOLLOWING and item is None:
+            if item is None and (key in FOLLOWING or key in unused):
                 continue
             found = _own(self.form, key, item, now) if now is not None else None
             if found is None:

@@ -47,6 +47,16 @@ def of(form: str, directory: Path, **changes):
     return read(path=str(path), form=form)
 
 
+def test_checkpointing_is_switched_off_together_with_what_says_how(tmp_path):
+    """A plan that proposes another engine leaves out keys that say nothing without checkpointing."""
+    _, source = of("llamafactory", tmp_path, disable_gradient_checkpointing=False)
+    changes = {"gradient_checkpointing": False, "gradient_checkpointing_kwargs": None, "gradient_checkpointing_modules": None,
+               "zero_stage": 3, "offload": "all", "mixed_precision": None}
+    change = source.in_own_words(changes)
+    assert change is not None and change.text.startswith("disable_gradient_checkpointing: true")
+    assert change.workload["deepspeed"]["zero_optimization"]["stage"] == 3
+
+
 @pytest.mark.parametrize("form, change, text", [
     ("llamafactory", QLORA, "finetuning_type: lora, quantization_bit: 4"),
     ("llamafactory", {"gradient_checkpointing": True}, "disable_gradient_checkpointing: false"),
