@@ -221,7 +221,7 @@ def _missed(message: Message, outcome: LimitOutcome, compared: Sequence[Compared
         needed = [max(0, (held + message.requested).bytes - peak) for held, peak in (
             (message.allocated, outcome.peak_allocated_bytes), (message.reserved, outcome.peak_reserved_bytes))
             if held is not None]
-        return max(needed, default=0), needed[0] if message.allocated is not None else 0
+        return max(needed, default=0), needed[0] if needed else 0  # of tensors, if the message tells what they held
     more = max((-item.difference_bytes for item in compared
                 if item.name == ALLOCATED and not item.agrees and item.difference_bytes < 0), default=0)
     return more, more
