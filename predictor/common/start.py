@@ -1,7 +1,8 @@
 """Runs a module of peakcast in any interpreter, like ``python -m module words``: ``python start.py module words``.
 
 Only peakcast's own packages come from the directory that holds them; all others are those of the interpreter. Nothing
-is imported from the current directory: Python puts the directory of this file first on the path, which is removed.
+is imported from the current directory: Python puts the directory of this file first on the path, with its links
+followed, and it is removed, because a module such as ``numbers`` here would take the place of Python's own.
 """
 
 import os
@@ -24,7 +25,7 @@ class OwnPackages:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or ".") != os.path.realpath(HERE)]
     sys.meta_path.insert(0, OwnPackages())
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
