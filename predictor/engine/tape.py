@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -41,6 +41,12 @@ class EngineBuffers:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def repeat(self, first: int) -> None:
+        """Adds the buffers from ``first`` on once more."""
+        columns: tuple[list, ...] = (self.sizes, self.streams, self.factors, self.modules, self.operators)
+        for column in columns:
+            column += column[first:]
 
 
 class Rise(NamedTuple):
@@ -152,6 +158,28 @@ class Tape:
         self.event_buffers += buffers
         self.event_moments += [_MOMENT[self.moment]] * count
         self.positions += [self.position] * count
+
+    def repeat(self, begin: int, first: int, *, traced: int, positions: int,
+               renamed: Mapping[int | None, int | None]) -> None:
+        """Records the events from ``begin`` on once more, with new buffers, as those of a later step.
+
+        Args:
+            first: number of the first buffer that was declared for these events.
+            traced, positions: by how much the later step's traced buffers and positions are further on.
+            renamed: older buffer of the engine -> the one that takes its place; others stay the same.
+        """
+        new = self.first + len(self.buffers) - first
+
+        def later(buffer: int) -> int:
+            if buffer >= first:
+                return buffer + new
+            return renamed.get(buffer) or buffer if buffer >= self.first else buffer + traced
+
+        self.event_types += self.event_types[begin:]
+        self.event_buffers += map(later, self.event_buffers[begin:])
+        self.event_moments += self.event_moments[begin:]
+        self.positions += [position + positions for position in self.positions[begin:]]
+        self.buffers.repeat(first - self.first)
 
     def mark(self, event_type: EventType) -> None:
         """Records an event that concerns no buffer, such as a synchronization. It gets a buffer of 0 bytes."""

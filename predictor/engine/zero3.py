@@ -10,8 +10,9 @@ padded to a multiple of the data-parallel degree. The micro-step must have been 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from predictor.common.errors import InputError
 from predictor.engine import optimizer, zero_scalars
@@ -46,6 +47,26 @@ COUNTS_ON = (0, 16, 0), (0, 16, 8)
 that no longer does (parameter_offload.py, ``ds_grads_remaining``; partitioned_param_coordinator.py,
 ``__n_available_params``). The inputs of a recomputed module then never come back to zero: its backward has no end."""
 _FORWARD_TOO = (Mark.ENTER, Mark.LEAVE, Mark.EXTERNAL, Mark.HOLD, Mark.LET_GO)
+
+
+class _Begin(NamedTuple):
+    """Where a step begins on the tape.
+
+    Attributes:
+        left: what the step before has left (:meth:`Gathers.left`).
+        gathered: the buffers of gathered parameters, in the order of ``left``; None as in :attr:`Gathers.gathered`.
+        event, buffer: numbers of the step's first event and of its first buffer.
+    """
+
+    left: Hashable
+    gathered: tuple[int | None, ...]
+    event: int
+    buffer: int
+
+    @staticmethod
+    def of(tape: Tape, gathers: Gathers) -> _Begin:
+        """The beginning of the next step."""
+        return _Begin(gathers.left(), tuple(gathers.gathered.values()), len(tape), tape.first + len(tape.buffers))
 
 
 class Zero3(AlikeRanks):
@@ -139,8 +160,15 @@ class Zero3(AlikeRanks):
                           GATHER_STREAM if overlap else MAIN_STREAM, waits,
                           ends_backward_of_modules=self.has("ends_backward_of_modules"),
                           counts_on=self.counts_on)
-        steps = self.setup.optimizer()
+        steps, before = self.setup.optimizer(), None
         for step in range(STEPS):
+            begin = _Begin.of(tape, gathers)
+            if before and step > 1 and begin.left == before.left:
+                tape.repeat(before.event, before.buffer, traced=count * len(micro.events.buffers),
+                            positions=count * length, renamed=dict(zip(before.gathered, begin.gathered)))
+                ends.append(len(tape))
+                continue
+            before = begin
             for index in range(step * count, (step + 1) * count):
                 tape.position = index * length
                 norms = self._micro_step(tape, gathers, index, REDUCTION_STREAM if overlap else MAIN_STREAM)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -242,6 +242,15 @@ class Gathers:
                     self._release(parameter)
 
     # steps ------------------------------------------------------------------------------------
+
+    def left(self) -> Hashable:
+        """What a step leaves to the next one, apart from the numbers of the gathered buffers.
+
+        From the second step on, steps to which the same is left record the same events.
+        """
+        return (tuple(self.gathered), tuple(self.in_backward), self.available_numel if self.counts_on else 0,
+                tuple((module, *sorted(again)) for module, again in self.recomputed.items() if again),
+                tuple((parameter, *buffers) for parameter, buffers in self._held.items() if buffers))
 
     def release_all(self) -> None:
         """``release_and_reset_all``, before the optimizer's step."""

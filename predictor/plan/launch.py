@@ -63,12 +63,13 @@ def _is_adapter(name: str) -> bool:
 def _paths(wanted: list[str], others: set[str]) -> tuple[str, ...]:
     """The shortest paths that cover all wanted names and none of the others."""
     kept = {".".join(parts[:end]) for parts in (name.split(".") for name in others) for end in range(len(parts) + 1)}
-    paths: dict[str, None] = {}
+    paths, covering = dict[str, None](), dict[str, bool]()
     for parts in (name.split(".") for name in wanted):
         path = next(path for path in (".".join(parts[:end + 1]) for end in range(len(parts))) if path not in kept)
         pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", path)  # a pattern for all layers, unless it covers others
-        other = any(fnmatch.fnmatch(name, pattern + end) for name in others for end in ("", ".*"))
-        paths[path if other else pattern] = None
+        if pattern not in covering:
+            covering[pattern] = any(fnmatch.filter(others, pattern + end) for end in ("", ".*"))
+        paths[path if covering[pattern] else pattern] = None
     return tuple(paths)
 
 

@@ -12,6 +12,7 @@ import pytest
 from predictor import predict
 from predictor.common.errors import InputError
 from predictor.engine.tape import Tape
+from predictor.engine.zero3 import Zero3
 from predictor.engine.zero3_gathers import Gathers
 from predictor.engine.zero3_reduction import Reduction
 from predictor.engine.zero3_waits import Waits
@@ -20,6 +21,7 @@ from predictor.events.micro_step import Mark
 from predictor.events.model_facts import Parameter
 from predictor.formula import formula
 from predictor.formula.store import Key
+from predictor.jobs import dispatch
 from predictor.workload.deepspeed_config import ZeroConfig, read
 from predictor.workload.workload import Workload
 from tests.predictor.formula.test_formula import key, made
@@ -131,6 +133,28 @@ def test_gradients_in_a_bucket_are_concatenated_with_padding_to_be_reduced():
 
 def test_a_gradient_larger_than_the_bucket_is_reduced_in_place_where_it_divides_evenly():
     assert reduced([2], reduce_bucket_size=100) == (600, 0)
+
+
+@pytest.mark.parametrize("zero_optimization", [
+    {}, {"overlap_comm": True}, {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0},
+    {"offload_optimizer": {"device": "cpu"}}, {"offload_param": {"device": "cpu"}, "overlap_comm": True}])
+@pytest.mark.parametrize("accumulation, degree", [(1, 4), (2, 4), (3, 1)])
+def test_the_third_step_is_the_second_with_other_buffers(monkeypatch, zero_optimization, accumulation, degree):
+    """Its events are repeated where the same is left to both; simulated step by step, they are the same."""
+    config = {"zero_optimization": {"stage": 3, **zero_optimization}, "bf16": {"enabled": True}}
+    job = dispatch.prepare(Workload(model="llava-1.5-7b", per_device_train_batch_size=2, sequence_length=1024,
+                                    deepspeed=config, data_parallel_size=degree,
+                                    gradient_accumulation_steps=accumulation))
+    repeats = []
+    monkeypatch.setattr(Tape, "repeat", lambda *given, repeat=Tape.repeat, **more: repeats.append(repeat(*given, **more)))
+    repeated = Zero3(job.micro, job.setup).events
+    assert len(repeats) == 1
+    monkeypatch.setattr(Gathers, "left", lambda self: object())
+    simulated = Zero3(job.micro, job.setup).events
+    assert len(repeats) == 1 and repeated.names == simulated.names
+    for one, other in ((repeated, simulated), (repeated.buffers, simulated.buffers)):
+        assert all(np.array_equal(column, getattr(other, name)) for name, column in vars(one).items()
+                   if isinstance(column, np.ndarray))
 
 
 def test_autos_follow_the_width_as_hugging_face_fills_them():
