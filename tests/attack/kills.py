@@ -59,7 +59,13 @@ def start(words: tuple[str, ...], directory: Path, **how: Any) -> subprocess.Pop
     """Starts a command in a session of its own, with a cache in the directory."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(directory / "cache"), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     return subprocess.Popen([word.replace("{directory}", str(directory)) for word in words], cwd=directory, env=environment | how.pop("env", {}),
-                            stdin=subprocess.DEVNULL, stdout=how.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, start_new_session=True, **how)
+                            stdin=subprocess.DEVNULL, stdout=how.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, start_new_session=True,
+                            preexec_fn=how.pop("preexec_fn", _hear_interrupts), **how)
+
+
+def _hear_interrupts() -> None:
+    """Undoes that a shell has its background commands, such as a long attack, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(words: tuple[str, ...], directory: Path, **how: Any) -> tuple[int, str]:
