@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 MODALITIES = {
     "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
@@ -135,6 +135,7 @@ class ModelFacts:
         return list(walk(tree))
 
 
+@lru_cache(maxsize=1 << 16)
 def modality(path: str) -> str:
     """Part of the model that a parameter or module path belongs to: a tower, the projector, the language model, the
     head; ``model`` if none of its names is in :data:`MODALITIES`."""

@@ -159,8 +159,18 @@ class SizeTable:
 
     def term_values(self, batch: np.ndarray, sequence: np.ndarray, images: np.ndarray, gpu: Gpu) -> np.ndarray:
         """Value of each term at many points, ``float64[terms, points]`` (exact below 2**53)."""
-        shape = (batch, sequence, images)
-        return np.stack([np.broadcast_to(np.asarray(term(shape, gpu), dtype=np.float64), batch.shape)
+        shape, together = (batch, sequence, images), dict[tuple, tuple]()
+
+        def value(term: Term) -> np.ndarray | int:
+            if not isinstance(term, Workspace) or term.function not in workspaces.TOGETHER:
+                return term(shape, gpu)
+            function, place = workspaces.TOGETHER[term.function]
+            key = function, term.dimensions
+            if key not in together:
+                together[key] = function(gpu, *(dimension(shape) for dimension in term.dimensions))
+            return together[key][place]
+
+        return np.stack([np.broadcast_to(np.asarray(value(term), dtype=np.float64), batch.shape)
                          for term in self.terms])
 
 

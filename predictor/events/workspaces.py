@@ -454,3 +454,5 @@ FUNCTIONS = {
     )
 }
 """Name of a workspace in formula files -> function."""
+TOGETHER = {"reduction_buffer": (_reduction, 0), "reduction_semaphores": (_reduction, 1)}
+"""Name -> the function that computes it together with others, and its place among the results."""
