@@ -28,7 +28,7 @@ simulated, unless all are asked for."""
 LATEST_SECONDS = 0.7
 """Once something fits there and the search has taken about so long, no other change is even composed, unless all are
 asked for."""
-LONGEST_SECONDS = 2.5
+LONGEST_SECONDS = 2.0
 """Where nothing fits, the search ends after about so long, unless all are asked for."""
 PREPARED_PER_SECOND = 200
 """About how many changed workloads are prepared, or refused, in a second."""
