@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,10 @@ def found(bug: Bug) -> dict[str, Any]:
     with copy(bug) as root:
         part, *words = bug.by.split(" ", 1)
         problem = {"fuzz": _fuzz, "relations": _relations, "kills": _kills}[part](words[0], root)
-    return {"met": bug.met, "file": bug.file, "found_by": bug.by if problem else "", "problem": (problem or "")[-800:]}
+    said = problem or ""
+    for place in (sys.prefix, sys.base_prefix):  # results name no directory of a machine
+        said = said.replace(place, "/venv")
+    return {"met": bug.met, "file": bug.file, "found_by": bug.by if problem else "", "problem": said[-800:]}
 
 
 def _fuzz(grammar: str, root: Path) -> str | None:
