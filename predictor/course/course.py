@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from predictor.course import cures
 from predictor.course.cures import Cure, Setting
 from predictor.course.evaluation import Evaluating, EvaluationRuns
 from predictor.course.intervals import exact
-from predictor.course.runs import BatchRuns
+from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
 from predictor.course.simulate import COLUMNS, OutOfMemoryAt, RankCourse, simulate
 from predictor.jobs.training_job import Job
@@ -336,11 +336,18 @@ class Simulation:
     def drawn(self, sampling: Sampling) -> list[Step]:
         """The steps, as a sampler draws them."""
         if sampling not in self._drawn:
+            self._tell(f"the batches of {self.steps:,} steps")
             steps = replace(self._sampler, sampling=sampling).steps(self.steps)
-            self._runs.check(self._runs.batch(indices) for step in steps for batches in step.batches
-                             for indices in batches)
+            self._runs.check(self._batches(steps))
             self._drawn = {**dict(list(self._drawn.items())[-3:]), sampling: steps}  # few are needed again
         return self._drawn[sampling]
+
+    def _batches(self, steps: Sequence[Step]) -> Iterator[Batch]:
+        """All batches of all ranks."""
+        for step in steps:
+            self._tell(f"the batches of step {step.number:,} of {len(steps):,}")
+            for batches in step.batches:
+                yield from map(self._runs.batch, batches)
 
     def worst(self, setting: Setting, limit_bytes: int | None, held: int = 1) -> RankCourse:
         """The course of the rank that runs out of memory first, or else of the one that reserves the most."""
@@ -350,7 +357,7 @@ class Simulation:
         most: RankCourse | None = None
         for rank in self._ranks:
             found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps, held=held,
-                             evaluation=self._evaluation)
+                             evaluation=self._evaluation, tell=self._tell)
             if found.failure and (first is None or found.failure.order < _order(first)):
                 first, steps = found, steps[: found.failure.step]
             if most is None or found.memory.peak_reserved_bytes.max() > most.memory.peak_reserved_bytes.max():

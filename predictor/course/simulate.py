@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.allocator.simulate import Device
+from predictor.common.progress import Tell, silent
 from predictor.course.evaluation import EvaluationRuns
 from predictor.course.player import Player, Shortage
 from predictor.course.runs import Batch, BatchRuns
@@ -81,8 +82,8 @@ class RankCourse:
 
 
 def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, *,
-             empty_cache_steps: int | None = None, held: int | None = 1, evaluation: EvaluationRuns | None = None
-             ) -> RankCourse:
+             empty_cache_steps: int | None = None, held: int | None = 1, evaluation: EvaluationRuns | None = None,
+             tell: Tell = silent) -> RankCourse:
     """Plays the steps of a rank until they end, or one runs out of memory.
 
     Args:
@@ -90,11 +91,13 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
             after a multiple of so many (5.17, trainer.py, ``training_step``).
         held: as for :class:`predictor.course.player.Player`.
         evaluation: what is evaluated between steps; it counts to the step before. None for nothing.
+        tell: receives a line about each step.
     """
     playing = _Playing(runs, rank, device, Player(device, held), empty_cache_steps, evaluation)
     rows: list[list[int]] = []
     failure = None
     for number, step in enumerate((None, *steps)):
+        tell(f"step {number:,} of {len(steps):,} on rank {rank}")
         failure = playing.step(number, step) if step else playing.start(steps[0])
         rows.append([getattr(playing.player.state(), name) for name in COLUMNS])
         playing.player.reset_peaks()

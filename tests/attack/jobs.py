@@ -16,6 +16,7 @@ from predictor.formula import store
 from predictor.model import models
 from predictor.workload.workload import Workload
 from tests.attack.programs import ROOT
+from tests.attack.rounds import name_of
 
 CHECKED = ROOT / "calibrate/checks/models.json"
 """Jobs of the check ``models``."""
@@ -56,6 +57,15 @@ def usual_job(model: str, recipe: Mapping[str, Any]) -> Workload:
     config = models.find(model)
     size = {"image_size": "768x1024"} if config.kind.has_media and config.image_size is None else {}
     return Workload(model=model, sequence_length=8192 if size and not model.startswith("qwen") else 2048, gpu="h100-80gb", **size, **recipe)
+
+
+@lru_cache
+def shipped() -> tuple[Workload, ...]:
+    """The first job of each model of which formulas are shipped, of its worst rank."""
+    first: dict[str, Workload] = {}
+    for job in (*usual(), *measured()):
+        first.setdefault(name_of(job), job)
+    return tuple(job.replace(rank="worst") for job in first.values())
 
 
 @lru_cache

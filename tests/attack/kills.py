@@ -22,12 +22,13 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.attack.page import NOT_RUN
 from tests.attack.programs import ROOT
 
 SECONDS = 300
@@ -283,23 +284,43 @@ def full_disk() -> list[str]:
     return wrong
 
 
+@contextlib.contextmanager
+def _mounted(directory: Path, options: str) -> Iterator[Path | None]:
+    """A file system in memory, at a subdirectory; None if this machine lets nobody mount one."""
+    place = directory / "mounted"
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], capture_output=True, check=True)
+
+
 def full_file_system() -> list[str]:
-    """The same on a small file system of its own, where one may be mounted."""
-    with tempfile.TemporaryDirectory(prefix="attack-") as place:
-        directory, mounted = Path(place), Path(place) / "small"
-        mounted.mkdir()
-        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(mounted)], capture_output=True).returncode:
-            return []
-        try:
-            _small_model(directory)
-            (mounted / "ballast").write_bytes(bytes(12 << 10))
-            words = (*PRINTED, "-o", str(mounted / "out.json"))
-            wrong = _one_line(*ended(words, directory, env={"PEAKCAST_CACHE": str(mounted / "cache")}), 2)
-            words = (*PEAKCAST, "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "h100-80gb", "--data-parallel-size", "4", "--write", str(mounted / "job"))
-            wrong += _one_line(*ended(words, directory), 2)  # the first of its two files has room
-            return wrong + [f"left on the full disk: {path}" for path in mounted.rglob("*") if path.is_file() and path.name != "ballast"]
-        finally:
-            subprocess.run(["umount", str(mounted)], capture_output=True, check=True)
+    """The same on a small file system of its own."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as name, _mounted(Path(name), "size=16k") as mounted:
+        directory = Path(name)
+        if mounted is None:
+            return [NOT_RUN]
+        _small_model(directory)
+        (mounted / "ballast").write_bytes(bytes(12 << 10))
+        words = (*PRINTED, "-o", str(mounted / "out.json"))
+        wrong = _one_line(*ended(words, directory, env={"PEAKCAST_CACHE": str(mounted / "cache")}), 2)
+        words = (*PEAKCAST, "plan", "llava-1.5-7b", "--sequence-length", "1024", "--gpu", "h100-80gb", "--data-parallel-size", "4", "--write", str(mounted / "job"))
+        wrong += _one_line(*ended(words, directory), 2)  # the first of its two files has room
+        return wrong + [f"left on the full disk: {path}" for path in mounted.rglob("*") if path.is_file() and path.name != "ballast"]
+
+
+def read_only_file_system() -> list[str]:
+    """A file system that is mounted read-only."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as name, _mounted(Path(name), "ro") as mounted:
+        if mounted is None:
+            return [NOT_RUN]
+        _small_model(Path(name))
+        return [*_one_line(*ended(PRINTED, Path(name), env={"PEAKCAST_CACHE": str(mounted / "cache")}), 0),
+                *_one_line(*ended((*PRINTED, "-o", str(mounted / "out.json")), Path(name)), 2)]
 
 
 def read_only() -> list[str]:
@@ -453,7 +474,7 @@ def other_content() -> list[str]:
 
 
 DISTURBANCES: dict[str, Callable[[], list[str]]] = {function.__name__: function for function in (
-    full_disk, full_file_system, read_only, two_at_once, large_files, damaged_cache, other_content)}
+    full_disk, full_file_system, read_only, read_only_file_system, two_at_once, large_files, damaged_cache, other_content)}
 """Name -> a disturbance that is no kill."""
 
 

@@ -11,6 +11,8 @@ from predictor.model import models
 from tests.attack.seeded_bugs import OWN
 
 Row = Mapping[str, Any]
+NOT_RUN = "not run: nothing may be mounted here"
+"""In place of a problem: this machine does not allow a disturbance."""
 
 
 def problems(row: Row) -> Iterator[str]:
@@ -20,7 +22,7 @@ def problems(row: Row) -> Iterator[str]:
     for violation in row.get("violations", ()):
         yield f"{violation['relation']}: {violation['numbers']} of {violation['jobs']}"
     for wrong in {**row.get("kills", {}), **row.get("disturbance", {})}.values():
-        yield from wrong
+        yield from (line for line in wrong if line != NOT_RUN)
     if row["part"] == "seeded" and not row["found_by"]:
         yield "not found"
 
@@ -89,6 +91,16 @@ class Summary:
         """The models of relations that are known by name. The others are variants of them."""
         return self.models & set(models.known_names())
 
+    @property
+    def not_run(self) -> list[str]:
+        """Disturbances that the machine does not allow."""
+        return [name for name, wrong in self.disturbances.items() if wrong == [NOT_RUN]]
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Disturbances with a problem."""
+        return [name for name, wrong in self.disturbances.items() if wrong and name not in self.not_run]
+
     def total(self, place: int) -> int:
         """Inputs (0), refused ones (1), findings (2) or inputs that lack a formula (5) of all formats."""
         return int(sum(one[place] for one in self.formats.values()))
@@ -96,7 +108,7 @@ class Summary:
     def figures(self) -> dict[str, float]:
         """The numbers that the check is judged by."""
         return {"findings among inputs": self.total(2), "violated relations": self.violations,
-                "kills with another end": sum(bad for _, bad in self.kills.values()) + sum(map(bool, self.disturbances.values())),
+                "kills with another end": sum(bad for _, bad in self.kills.values()) + len(self.disturbed),
                 "seeded bugs that were not found": sum(not row["found_by"] for row in self.seeded.values())}
 
     def lines(self) -> Iterator[str]:
@@ -104,11 +116,11 @@ class Summary:
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
                f"{self.total(2)} findings; "
-               f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
+               f"at most {most_seconds:.1f} s and {most_bytes / 1e6:.0f} MB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
         yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
-               f"{len(self.disturbances)} disturbances: {sum(map(bool, self.disturbances.values()))} with a problem")
+               f"{len(self.disturbances)} disturbances: {len(self.disturbed)} with a problem, {len(self.not_run)} not run")
         before = sum(bool(row["met"]) and row["met"] not in OWN for row in self.seeded.values())
         own = sum(row["met"] in OWN for row in self.seeded.values())
         yield (f"{sum(bool(row['found_by']) for row in self.seeded.values())} of {len(self.seeded)} seeded bugs found; this project had met "
@@ -127,15 +139,16 @@ def text(summary: Summary) -> str:
 
 
 def _formats(summary: Summary) -> Iterator[str]:
-    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MB of resident memory.",
                 "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
-                "calibrate, measure and dryrun, and options that search (`--minimum-capacity`, `--maximum-load`, `--remedies`): they may take longer.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
+                "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
+        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
 
 
 def _relations(summary: Summary) -> Iterator[str]:
@@ -152,7 +165,7 @@ def _kills(summary: Summary) -> Iterator[str]:
         yield f"| {name.replace('/', ', ')} | {count} | {bad} |"
     yield from ("", "| disturbance | problems |", "|---|---|")
     for name, wrong in sorted(summary.disturbances.items()):
-        yield f"| {name.replace('_', ' ')} | {len(wrong) or 'none'} |"
+        yield f"| {name.replace('_', ' ')} | {NOT_RUN if name in summary.not_run else len(wrong) or 'none'} |"
 
 
 def _seeded(summary: Summary) -> Iterator[str]:

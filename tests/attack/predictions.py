@@ -21,7 +21,7 @@ from predictor.formula import store
 from predictor.jobs import dispatch
 from predictor.workload.workload import Workload
 from tests.attack import commands
-from tests.attack.jobs import answered, base, changed
+from tests.attack.jobs import answered, base, changed, shipped
 from tests.attack.rounds import Round, given, name_of
 
 VERDICTS = ("does_not_fit", "uncertain", "fits")
@@ -166,8 +166,23 @@ def play(number: int) -> Round:
                 break
     else:
         raise LookupError(f"none of {TRIES} jobs is answered")
+    _relate(found, job, prediction, draw)
+    return found
+
+
+def of_shipped(number: int) -> Round:
+    """One round of a model of which formulas are shipped: its job as it is, which needs no trace."""
+    job, found = shipped()[number], Round()
+    found.asked.add(name_of(job))
+    prediction = answered(job)
+    found.check("a model of which formulas are shipped is answered without a trace", prediction is not None, job)
+    if prediction is not None:
+        _relate(found, job, prediction, random.Random(number))
+    return found
+
+
+def _relate(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
     found.models.add(name_of(job))
     alone(found, job, prediction)
     for relation in PAIRS:
         relation(found, job, prediction, draw)
-    return found

@@ -14,7 +14,7 @@ from tests.attack import answers, frameworks, optimizer_states, predictions
 from tests.attack.rounds import Round
 
 KINDS: dict[str, Callable[[int], Round]] = {
-    "prediction": predictions.play, "page": answers.page, "reader": answers.reader, "adapters": answers.adapters, "fresh trace": answers.fresh_trace,
+    "prediction": predictions.play, "shipped": predictions.of_shipped, "page": answers.page, "reader": answers.reader, "adapters": answers.adapters, "fresh trace": answers.fresh_trace,
     "framework": frameworks.play, "optimizer states": optimizer_states.play}
 """Kind of round -> what plays one. A round is decided by its number."""
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from calibrate.checks import results_file
 from predictor.common.errors import InputError
-from tests.attack import check, frameworks, fuzzing, optimizer_states, page, predictions, relations, seeded
+from tests.attack import check, frameworks, fuzzing, jobs, optimizer_states, page, predictions, relations, seeded
 from tests.attack.branches import Branches
 from tests.attack.formats import GRAMMARS, each
 from tests.attack.inputs import Input
@@ -151,12 +151,13 @@ def test_every_seeded_bug_is_a_patch_of_todays_code():
 
 
 ROWS = [
-    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "bytes": 90 << 20, "problems": 1,
+    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "bytes": 90_000_000, "problems": 1,
      "findings": [{"problem": "traceback: KeyError", "input": None}]},
-    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80 << 20, "problems": 0, "findings": []},
+    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80_000_000, "problems": 0, "findings": []},
     {"part": "relations", "name": "prediction/0", "checked": {"factors add up": 7}, "violations": [], "models": ["a", "b"]},
     {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": [], "1": ["another result"]}},
     {"part": "kills", "name": "read_only", "disturbance": {"": []}},
+    {"part": "kills", "name": "full_file_system", "disturbance": {"": [page.NOT_RUN]}},
     {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell"}, {"part": "seeded", "name": "another", "met": "abc", "found_by": ""},
     {"part": "branches", "name": "readers", "inputs": 10, "of": "predictor/readers", "branches": 4, "reached": 3, "lines": 9, "lines_reached": 9},
 ]
@@ -166,8 +167,8 @@ def test_rows_add_up():
     summary = page.Summary.of(ROWS)
     assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
-        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
-        "2 kills: 1 with another end; 1 disturbances: 0 with a problem", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
+        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 90 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
+        "2 kills: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
     assert "| shell | 1,500 | 1,000 | 34 | 1 | 1.5 | 90 |" in text and "| another | abc | **not found** |" in text
@@ -202,3 +203,7 @@ def test_kinds_of_rounds_have_shares_and_the_plan_has_fifty_kills():
     assert relations.KINDS.keys() == check.SHARES.keys() == check.ROUNDS.keys()
     assert sum(count for _, _, count in PLAN) >= 50 and {scene for scene, _, _ in PLAN} <= SCENES.keys()
     assert not DISTURBANCES.keys() & SCENES.keys()
+
+
+def test_each_model_of_which_formulas_are_shipped_has_a_round():
+    assert check.SHARES["shipped"] == len(jobs.shipped())
