@@ -17,7 +17,7 @@ from tests.predictor.bounds import TookForEver, bounded_time
 
 MOST_SECONDS = 5.0
 """Time of the processor that an input may take, in this process and those that it started: a busy machine does not count."""
-MOST_BYTES = 500_000_000
+MOST_BYTES = 500 << 20
 """Resident memory of the whole process that an input may lead to, that of the interpreter and its imports included.
 
 Of inputs that transformers reads, only what the input adds counts: the import of transformers and torch takes some 700 MB

@@ -116,7 +116,7 @@ class Summary:
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
                f"{self.total(2)} findings; "
-               f"at most {most_seconds:.1f} s and {most_bytes / 1e6:.0f} MB")
+               f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
         yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
@@ -139,16 +139,16 @@ def text(summary: Summary) -> str:
 
 
 def _formats(summary: Summary) -> Iterator[str]:
-    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MB of resident memory.",
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
                 "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
                 "|---|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
+        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
 
 
 def _relations(summary: Summary) -> Iterator[str]:

@@ -151,9 +151,9 @@ def test_every_seeded_bug_is_a_patch_of_todays_code():
 
 
 ROWS = [
-    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "bytes": 90_000_000, "problems": 1,
+    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "bytes": 90 << 20, "problems": 1,
      "findings": [{"problem": "traceback: KeyError", "input": None}]},
-    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80_000_000, "problems": 0, "findings": []},
+    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80 << 20, "problems": 0, "findings": []},
     {"part": "relations", "name": "prediction/0", "checked": {"factors add up": 7}, "violations": [], "models": ["a", "b"]},
     {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": [], "1": ["another result"]}},
     {"part": "kills", "name": "read_only", "disturbance": {"": []}},
@@ -167,7 +167,7 @@ def test_rows_add_up():
     summary = page.Summary.of(ROWS)
     assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
-        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 90 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
+        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
         "2 kills: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
