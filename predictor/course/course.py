@@ -349,6 +349,12 @@ class Simulation:
             for batches in step.batches:
                 yield from map(self._runs.batch, batches)
 
+    def _told(self, steps: Sequence[Step], rank: int) -> Iterator[Step]:
+        """The steps, each told before it is simulated."""
+        for step in steps:
+            self._tell(f"step {step.number:,} of {len(steps):,} on rank {rank}")
+            yield step
+
     def worst(self, setting: Setting, limit_bytes: int | None, held: int = 1) -> RankCourse:
         """The course of the rank that runs out of memory first, or else of the one that reserves the most."""
         steps = self.drawn(setting.sampling)
@@ -356,8 +362,8 @@ class Simulation:
         first: RankCourse | None = None
         most: RankCourse | None = None
         for rank in self._ranks:
-            found = simulate(self._runs, steps, rank, device, empty_cache_steps=setting.empty_cache_steps, held=held,
-                             evaluation=self._evaluation, tell=self._tell)
+            found = simulate(self._runs, self._told(steps, rank), rank, device, held=held,
+                             empty_cache_steps=setting.empty_cache_steps, evaluation=self._evaluation)
             if found.failure and (first is None or found.failure.order < _order(first)):
                 first, steps = found, steps[: found.failure.step]
             if most is None or found.memory.peak_reserved_bytes.max() > most.memory.peak_reserved_bytes.max():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from predictor.allocator.simulate import Device
-from predictor.common.progress import Tell, silent
 from predictor.course.evaluation import EvaluationRuns
 from predictor.course.player import Player, Shortage
 from predictor.course.runs import Batch, BatchRuns
@@ -81,9 +81,9 @@ class RankCourse:
     unmatched: int
 
 
-def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, *,
-             empty_cache_steps: int | None = None, held: int | None = 1, evaluation: EvaluationRuns | None = None,
-             tell: Tell = silent) -> RankCourse:
+def simulate(runs: BatchRuns, steps: Iterable[Step], rank: int, device: Device, *,
+             empty_cache_steps: int | None = None, held: int | None = 1, evaluation: EvaluationRuns | None = None
+             ) -> RankCourse:
     """Plays the steps of a rank until they end, or one runs out of memory.
 
     Args:
@@ -91,14 +91,14 @@ def simulate(runs: BatchRuns, steps: Sequence[Step], rank: int, device: Device, 
             after a multiple of so many (5.17, trainer.py, ``training_step``).
         held: as for :class:`predictor.course.player.Player`.
         evaluation: what is evaluated between steps; it counts to the step before. None for nothing.
-        tell: receives a line about each step.
     """
     playing = _Playing(runs, rank, device, Player(device, held), empty_cache_steps, evaluation)
     rows: list[list[int]] = []
     failure = None
-    for number, step in enumerate((None, *steps)):
-        tell(f"step {number:,} of {len(steps):,} on rank {rank}")
-        failure = playing.step(number, step) if step else playing.start(steps[0])
+    waiting = iter(steps)
+    first = next(waiting)
+    for number, step in enumerate(chain((None, first), waiting)):
+        failure = playing.step(number, step) if step else playing.start(first)
         rows.append([getattr(playing.player.state(), name) for name in COLUMNS])
         playing.player.reset_peaks()
         if failure:
