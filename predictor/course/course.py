@@ -336,7 +336,7 @@ class Simulation:
     def drawn(self, sampling: Sampling) -> list[Step]:
         """The steps, as a sampler draws them."""
         if sampling not in self._drawn:
-            self._tell(f"the batches of {self.steps:,} steps")
+            self._tell(f"drawing the batches of {self.steps:,} steps")
             steps = replace(self._sampler, sampling=sampling).steps(self.steps)
             self._runs.check(self._batches(steps))
             self._drawn = {**dict(list(self._drawn.items())[-3:]), sampling: steps}  # few are needed again
@@ -345,7 +345,7 @@ class Simulation:
     def _batches(self, steps: Sequence[Step]) -> Iterator[Batch]:
         """All batches of all ranks."""
         for step in steps:
-            self._tell(f"the batches of step {step.number:,} of {len(steps):,}")
+            self._tell(f"drawing the batches of step {step.number:,} of {len(steps):,}")
             for batches in step.batches:
                 yield from map(self._runs.batch, batches)
 

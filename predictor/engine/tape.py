@@ -159,8 +159,7 @@ class Tape:
         self.event_moments += [_MOMENT[self.moment]] * count
         self.positions += [self.position] * count
 
-    def repeat(self, begin: int, first: int, *, traced: int, positions: int,
-               renamed: Mapping[int | None, int | None]) -> None:
+    def repeat(self, begin: int, first: int, *, traced: int, positions: int, renamed: Mapping[int, int]) -> None:
         """Records the events from ``begin`` on once more, with new buffers, as those of a later step.
 
         Args:
@@ -173,7 +172,7 @@ class Tape:
         def later(buffer: int) -> int:
             if buffer >= first:
                 return buffer + new
-            return renamed.get(buffer) or buffer if buffer >= self.first else buffer + traced
+            return renamed.get(buffer, buffer) if buffer >= self.first else buffer + traced
 
         self.event_types += self.event_types[begin:]
         self.event_buffers += map(later, self.event_buffers[begin:])

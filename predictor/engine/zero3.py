@@ -54,19 +54,20 @@ class _Begin(NamedTuple):
 
     Attributes:
         left: what the step before has left (:meth:`Gathers.left`).
-        gathered: the buffers of gathered parameters, in the order of ``left``; None as in :attr:`Gathers.gathered`.
+        gathered: the buffers of gathered parameters, in the order of ``left``, without those that have none.
         event, buffer: numbers of the step's first event and of its first buffer.
     """
 
     left: Hashable
-    gathered: tuple[int | None, ...]
+    gathered: tuple[int, ...]
     event: int
     buffer: int
 
     @staticmethod
     def of(tape: Tape, gathers: Gathers) -> _Begin:
         """The beginning of the next step."""
-        return _Begin(gathers.left(), tuple(gathers.gathered.values()), len(tape), tape.first + len(tape.buffers))
+        buffers = tuple(buffer for buffer in gathers.gathered.values() if buffer is not None)
+        return _Begin(gathers.left(), buffers, len(tape), tape.first + len(tape.buffers))
 
 
 class Zero3(AlikeRanks):

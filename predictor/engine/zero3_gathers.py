@@ -244,11 +244,12 @@ class Gathers:
     # steps ------------------------------------------------------------------------------------
 
     def left(self) -> Hashable:
-        """What a step leaves to the next one, apart from the numbers of the gathered buffers.
+        """What a step leaves to the next one, apart from the numbers of the gathered parameters' buffers.
 
         From the second step on, steps to which the same is left record the same events.
         """
-        return (tuple(self.gathered), tuple(self.in_backward), self.available_numel if self.counts_on else 0,
+        return (tuple((parameter, buffer is None) for parameter, buffer in self.gathered.items()),
+                tuple(self.in_backward), self.available_numel if self.counts_on else 0,
                 tuple((module, *sorted(again)) for module, again in self.recomputed.items() if again),
                 tuple((parameter, *buffers) for parameter, buffers in self._held.items() if buffers))
 

@@ -12,7 +12,8 @@ PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 def versions():
     """The releases that are installed here, and Python's."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    return found | {name: release for name in PACKAGES if (release := _release(name))}
+    found.update((name, _release(name)) for name in PACKAGES if _release(name))  # Python 3.8 adds no dictionaries
+    return found
 
 
 @lru_cache
