@@ -31,8 +31,9 @@ from predictor.common.errors import InputError
 from predictor.version import VERSION
 from tests.attack import fuzzing, page, programs, seeded
 from tests.attack.answers import PAGE_ROUNDS
+from tests.attack.disturbances import DISTURBANCES
 from tests.attack.formats import WITH_READERS
-from tests.attack.kills import DISTURBANCES, PLAN
+from tests.attack.kills import PLAN
 from tests.attack.programs import ROOT
 from tests.attack.relations import KINDS
 
@@ -103,7 +104,7 @@ def _kills(args: Namespace) -> Iterator[Work]:
             words = ("kills", scene, how.name, first, min(KILLS, count - first))
             yield Work("kills", f"{scene}/{how.name}/{first}", lambda words=words: {"kills": programs.answer(*words)})
     for name in DISTURBANCES:
-        yield Work("kills", name, lambda name=name: {"disturbance": programs.answer("kills", name)})
+        yield Work("kills", name, lambda name=name: {"disturbance": programs.answer("disturbances", name)})
 
 
 def _seeded(args: Namespace) -> Iterator[Work]:

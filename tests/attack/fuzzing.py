@@ -15,8 +15,8 @@ from tests.attack.formats import GRAMMARS
 from tests.attack.programs import ROOT, Died
 from tests.attack.worker import CURRENT
 
-INPUTS = 1_000
-"""Inputs of a batch."""
+INPUTS = 250
+"""Inputs of a batch. Its process keeps some memory of each, so that a longer batch would come near the limit of one input."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """A directory in memory, if there is one: each input writes some files."""
 SECONDS = 900

@@ -17,7 +17,7 @@ from tests.predictor.bounds import TookForEver, bounded_time
 
 MOST_SECONDS = 5.0
 """Time of the processor that an input may take, in this process and those that it started: a busy machine does not count."""
-MOST_BYTES = 500 << 20
+MOST_BYTES = 500_000_000
 """Resident memory of the whole process that an input may lead to, that of the interpreter and its imports included.
 
 Of inputs that transformers reads, only what the input adds counts: the import of transformers and torch takes some 700 MB
@@ -63,7 +63,7 @@ def judge(given: Input, directory: Path, tokenized: bool = False) -> Judgement:
     if found.problem is None and found.seconds > MOST_SECONDS:
         return replace(found, problem=f"slow: {found.seconds:.1f} s")
     if found.problem is None and found.peak_bytes > MOST_BYTES:
-        return replace(found, problem=f"{MEMORY}: {found.peak_bytes >> 20} MiB")
+        return replace(found, problem=f"{MEMORY}: {found.peak_bytes / 1e6:.0f} MB")
     return found
 
 

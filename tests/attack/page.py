@@ -21,8 +21,9 @@ def problems(row: Row) -> Iterator[str]:
         yield finding["problem"]
     for violation in row.get("violations", ()):
         yield f"{violation['relation']}: {violation['numbers']} of {violation['jobs']}"
-    for wrong in {**row.get("kills", {}), **row.get("disturbance", {})}.values():
-        yield from (line for line in wrong if line != NOT_RUN)
+    for kill in row.get("kills", {}).values():
+        yield from kill["wrong"]
+    yield from (line for line in row.get("disturbance", ()) if line != NOT_RUN)
     if row["part"] == "seeded" and not row["found_by"]:
         yield "not found"
 
@@ -35,7 +36,7 @@ class Summary:
         formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, and of the refused ones
             those that only lack a formula.
         relations: relation -> how often it was checked.
-        kills: scene and signal -> kills, and those with another end.
+        kills: scene and signal -> kills of a command that ran, kills that came after its end, and kills with another end.
         disturbances: name -> what is wrong.
         seeded: bug -> what found it; empty if nothing did.
     """
@@ -74,11 +75,12 @@ class Summary:
 
     def _add_kills(self, row: Row) -> None:
         if "disturbance" in row:
-            self.disturbances[row["name"]] = [line for wrong in row["disturbance"].values() for line in wrong]
+            self.disturbances[row["name"]] = row["disturbance"]
             return
-        one = self.kills.setdefault(row["name"].rpartition("/")[0], [0, 0])
-        one[0] += len(row["kills"])
-        one[1] += sum(map(bool, row["kills"].values()))
+        one = self.kills.setdefault(row["name"].rpartition("/")[0], [0, 0, 0])
+        for kill in row["kills"].values():
+            one[0 if kill["running"] else 1] += 1
+            one[2] += bool(kill["wrong"])
 
     def _add_seeded(self, row: Row) -> None:
         self.seeded[row["name"]] = row
@@ -105,10 +107,14 @@ class Summary:
         """Inputs (0), refused ones (1), findings (2) or inputs that lack a formula (5) of all formats."""
         return int(sum(one[place] for one in self.formats.values()))
 
+    def killed(self, place: int) -> int:
+        """Kills of a command that ran (0), kills just after its end (1), or kills with another end (2)."""
+        return sum(one[place] for one in self.kills.values())
+
     def figures(self) -> dict[str, float]:
         """The numbers that the check is judged by."""
         return {"findings among inputs": self.total(2), "violated relations": self.violations,
-                "kills with another end": sum(bad for _, bad in self.kills.values()) + len(self.disturbed),
+                "kills with another end": self.killed(2) + len(self.disturbed),
                 "seeded bugs that were not found": sum(not row["found_by"] for row in self.seeded.values())}
 
     def lines(self) -> Iterator[str]:
@@ -116,10 +122,10 @@ class Summary:
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
                f"{self.total(2)} findings; "
-               f"at most {most_seconds:.1f} s and {most_bytes / (1 << 20):.0f} MiB")
+               f"at most {most_seconds:.1f} s and {most_bytes / 1e6:.0f} MB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
-        yield (f"{sum(count for count, _ in self.kills.values())} kills: {sum(bad for _, bad in self.kills.values())} with another end; "
+        yield (f"{self.killed(0)} kills of a running command, and {self.killed(1)} just after its end: {self.killed(2)} with another end; "
                f"{len(self.disturbances)} disturbances: {len(self.disturbed)} with a problem, {len(self.not_run)} not run")
         before = sum(bool(row["met"]) and row["met"] not in OWN for row in self.seeded.values())
         own = sum(row["met"] in OWN for row in self.seeded.values())
@@ -139,16 +145,16 @@ def text(summary: Summary) -> str:
 
 
 def _formats(summary: Summary) -> Iterator[str]:
-    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MiB of resident memory.",
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MB of resident memory.",
                 "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MiB) |",
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / (1 << 20):.0f} |"
+        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
 
 
 def _relations(summary: Summary) -> Iterator[str]:
@@ -160,9 +166,9 @@ def _relations(summary: Summary) -> Iterator[str]:
 
 def _kills(summary: Summary) -> Iterator[str]:
     yield from ("## Kills", "", "A command is killed at a random time of its run, seldom just after its end, and run again; its result must be that of a run to the end.", "",
-                "| command, signal | kills | with another end |", "|---|---:|---:|")
-    for name, (count, bad) in sorted(summary.kills.items()):
-        yield f"| {name.replace('/', ', ')} | {count} | {bad} |"
+                "| command, signal | killed while it ran | just after its end | with another end |", "|---|---:|---:|---:|")
+    for name, (ran, over, bad) in sorted(summary.kills.items()):
+        yield f"| {name.replace('/', ', ')} | {ran} | {over} | {bad} |"
     yield from ("", "| disturbance | problems |", "|---|---|")
     for name, wrong in sorted(summary.disturbances.items()):
         yield f"| {name.replace('_', ' ')} | {NOT_RUN if name in summary.not_run else len(wrong) or 'none'} |"

@@ -19,7 +19,7 @@ from tests.attack.seeded_bugs import TABLE
 from tests.attack.worker import CURRENT
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")
-BATCHES = 10
+BATCHES = 40
 """Batches of a format that are tried, the first of them those of the attack itself."""
 
 
@@ -32,7 +32,7 @@ class Bug:
         file: where, relative to the repository.
         old, new: text of the file, and what it becomes.
         by: the parts of the attack that are run until one finds it: ``fuzz FORMAT``, ``relations KIND ROUNDS``, or
-            ``kills`` with the words of its program.
+            ``disturbances NAME``. An attack that ends without an answer has found nothing.
         met: the commit that mended it in this project; empty if it was made up.
     """
 
@@ -68,8 +68,11 @@ def found(bug: Bug) -> dict[str, Any]:
     """Whether the attack finds a bug, and by what."""
     with copy(bug) as root:
         part, *words = bug.by.split(" ", 1)
-        problem = {"fuzz": _fuzz, "relations": _relations, "kills": _kills}[part](words[0], root)
-    said = problem or ""
+        try:
+            problem = {"fuzz": _fuzz, "relations": _relations, "disturbances": _disturbances}[part](words[0], root)
+            said = problem or ""
+        except Died as error:
+            problem, said = None, f"no answer: {error}"
     for place in (sys.prefix, sys.base_prefix):  # results name no directory of a machine
         said = said.replace(place, "/venv")
     return {"met": bug.met, "file": bug.file, "found_by": bug.by if problem else "", "problem": said[-800:]}
@@ -96,16 +99,9 @@ def _is_fine(found: dict[str, Any] | None) -> bool:
 
 def _relations(words: str, root: Path) -> str | None:
     kind, _, rounds = words.rpartition(" ")
-    try:
-        row = programs.answer("relations", kind, 0, rounds, "--until-first", root=root)
-    except Died as error:
-        return str(error)
+    row = programs.answer("relations", kind, 0, rounds, "--until-first", root=root)
     return str(row["violations"][0]) if row["violations"] else None
 
 
-def _kills(words: str, root: Path) -> str | None:
-    try:
-        row = programs.answer("kills", *words.split(), root=root)
-    except Died as error:
-        return str(error)
-    return next((line for wrong in row.values() for line in wrong), None)
+def _disturbances(name: str, root: Path) -> str | None:
+    return next(iter(programs.answer("disturbances", name, root=root)), None)

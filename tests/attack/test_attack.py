@@ -20,17 +20,19 @@ from calibrate.checks import results_file
 from predictor.common.errors import InputError
 from tests.attack import check, frameworks, fuzzing, jobs, optimizer_states, page, predictions, relations, seeded
 from tests.attack.branches import Branches
+from tests.attack.disturbances import DISTURBANCES
 from tests.attack.formats import GRAMMARS, each
 from tests.attack.inputs import Input
 from tests.attack.judge import judge
+from tests.attack.kills import PLAN, SCENES, Killer
 from tests.attack.programs import ROOT
 from tests.attack.seeded_bugs import OWN
 from tests.attack.targets import TARGETS, TOKENIZED, nothing_traced
 
 INPUTS = 120
 """Inputs of each format."""
-LARGE = {"bomb": 20}
-"""Inputs of formats whose files are large."""
+LARGE = {"bomb": 20, "job": 40}
+"""Inputs of the formats that come nearest to the limits of time and memory. They are judged in a process of their own, by these limits, too."""
 PREDICTS = ("options", "profile", "samples")
 """Formats of which many inputs are predicted: seconds."""
 
@@ -42,7 +44,7 @@ def quiet(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("name", [name for name in GRAMMARS if name not in PREDICTS])
+@pytest.mark.parametrize("name", [name for name in GRAMMARS if name not in (*PREDICTS, *LARGE)])
 def test_inputs_of_a_format_are_read_or_refused_in_one_line(name, quiet, tmp_path):
     found, inside = [], tmp_path / "inside"
     inside.mkdir()
@@ -54,8 +56,19 @@ def test_inputs_of_a_format_are_read_or_refused_in_one_line(name, quiet, tmp_pat
             found.append((problem, one))
 
     with nothing_traced(name in TOKENIZED):
-        each(name, 12345, LARGE.get(name, INPUTS), run)  # the attack's batches have other seeds
+        each(name, 12345, INPUTS, run)  # the attack's batches have other seeds
     assert found == []
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_inputs_of_a_large_format_keep_within_time_and_memory(name):
+    found = fuzzing.run(fuzzing.Batch(name, 12345, LARGE[name]))
+    assert found["findings"] == [] and found["inputs"] == LARGE[name]
+
+
+def test_a_campaign_that_is_killed_ends_with_the_same_rows():
+    killed = Killer().kill("campaign", 5)
+    assert killed.wrong == [] and killed.running >= 1
 
 
 def test_a_job_in_a_frameworks_words_is_the_plain_workload(quiet):
@@ -117,6 +130,7 @@ import sys
 from pathlib import Path
 from tests.attack.inputs import Input
 from tests.attack.judge import judge
+from tests.attack.kills import PLAN, SCENES, Killer
 from tests.attack.targets import TARGETS
 TARGETS["it"] = lambda *words: bytearray(600 << 20)
 print(judge(Input("it"), Path(sys.argv[1])).problem)
@@ -155,9 +169,9 @@ ROWS = [
      "findings": [{"problem": "traceback: KeyError", "input": None}]},
     {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80 << 20, "problems": 0, "findings": []},
     {"part": "relations", "name": "prediction/0", "checked": {"factors add up": 7}, "violations": [], "models": ["a", "b"]},
-    {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": [], "1": ["another result"]}},
-    {"part": "kills", "name": "read_only", "disturbance": {"": []}},
-    {"part": "kills", "name": "full_file_system", "disturbance": {"": [page.NOT_RUN]}},
+    {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": {"running": 1, "wrong": []}, "1": {"running": 0, "wrong": ["another result"]}}},
+    {"part": "kills", "name": "read_only", "disturbance": []},
+    {"part": "kills", "name": "full_file_system", "disturbance": [page.NOT_RUN]},
     {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell"}, {"part": "seeded", "name": "another", "met": "abc", "found_by": ""},
     {"part": "branches", "name": "readers", "inputs": 10, "of": "predictor/readers", "branches": 4, "reached": 3, "lines": 9, "lines_reached": 9},
 ]
@@ -167,11 +181,11 @@ def test_rows_add_up():
     summary = page.Summary.of(ROWS)
     assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
-        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 90 MiB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
-        "2 kills: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
+        "1,500 inputs of 1 formats, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 94 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
+        "1 kills of a running command, and 1 just after its end: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
-    assert "| shell | 1,500 | 1,000 | 34 | 1 | 1.5 | 90 |" in text and "| another | abc | **not found** |" in text
+    assert "| shell | 1,500 | 1,000 | 34 | 1 | 1.5 | 94 |" in text and "| another | abc | **not found** |" in text
     assert Branches(4, 3, 9, 9).share == 0.75
 
 
@@ -198,7 +212,6 @@ def test_what_is_kept_is_not_run_again_and_a_torn_line_is(tmp_path, monkeypatch)
 
 
 def test_kinds_of_rounds_have_shares_and_the_plan_has_fifty_kills():
-    from tests.attack.kills import DISTURBANCES, PLAN, SCENES
 
     assert relations.KINDS.keys() == check.SHARES.keys() == check.ROUNDS.keys()
     assert sum(count for _, _, count in PLAN) >= 50 and {scene for scene, _, _ in PLAN} <= SCENES.keys()
