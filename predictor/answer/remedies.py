@@ -193,10 +193,10 @@ def remedies(workload: Workload, *, every: bool = False, trace: bool = False,
             trials += [] if trial.is_outdone(trials) else [trial]
             if not every and sum(trial.fits for trial in trials) >= ENOUGH:
                 break
-        rest = [family[-1] for family in _families(start) if looked_at.isdisjoint(change.text for change in family)]
+        rest = [family for family in _families(start) if looked_at.isdisjoint(change.text for change in family)]
         if sum(trial.fits and trial.keeps_training for trial in trials) < ENOUGH:
             trials += _together(start, trials, progress, every=every)
-        trials += [_untried(start, change).for_later() for change in rest]
+        trials += [_untried(start, _stands_for(start, family)).for_later() for family in rest]
     ordered = sorted(trials, key=lambda trial: (
         any(change.differs for change in trial.made), any(change.is_hardware for change in trial.made),
         not trial.keys.keys().isdisjoint(TRAINS_LESS)))
@@ -222,7 +222,7 @@ def _singles(start: _Trial, progress: Progress | None, *, quick: bool = False,
         if quick and fitting and start.tried.before.seconds >= MOST_SECONDS:
             return
         if start.tried.before.is_over:
-            yield _untried(start, family[-1]).for_later()
+            yield _untried(start, _stands_for(start, family)).for_later()
         elif quick and any_fits and start.tried.before.seconds >= MOST_SECONDS:
             yield _not_simulated(start, family, progress)
         else:
@@ -253,31 +253,43 @@ def _lesser(family: tuple[Change, ...], fitting: Sequence[Change]) -> tuple[Chan
 
 
 def _not_simulated(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
-    """The last change of a family if that needs no simulation; else one without a verdict: the smallest GPU that may
-    do, or the last change. Another engine is not even composed."""
+    """The change that stands for a family if that needs no simulation; else one without a verdict. Another engine is
+    not even composed."""
     assert start.tried is not None  # only predicted trials are continued
-    if family[-1].is_other_engine:
-        return _untried(start, family[-1]).for_later()
-    if "gpu" in family[0].keys:
-        family = _large_enough(start.tried, family)[:1] or family
+    change = _stands_for(start, family)
+    if change.is_other_engine:
+        return _untried(start, change).for_later()
     is_late = start.tried.before.seconds >= LATEST_SECONDS
-    trial = _untried(start, family[-1]) if is_late else _try(start, family[-1], progress)
+    trial = _untried(start, change) if is_late else _try(start, change, progress)
     if trial.why_not or (trial.room_bytes or 0) < 0:
         return trial
     return trial.for_later()
 
 
-def _large_enough(tried: Tried, family: Sequence[Change]) -> Sequence[Change]:
-    """The GPUs of a family that have room for the job's tensors, where these take as much as here."""
-    enough = tried.job.gpu.capacity_bytes - min(tried.room_bytes, 0)
+def _stands_for(start: _Trial, family: Sequence[Change]) -> Change:
+    """The change that is named for a family that is not searched: the smallest GPU that may do, or the last change."""
+    return (*_large_enough(start, family)[:1], family[-1])[0]
+
+
+def _large_enough(start: _Trial, family: Sequence[Change]) -> Sequence[Change]:
+    """The GPUs of a family that have room for the job's tensors, where these take as much as here; none of a family of
+    other changes."""
+    assert start.tried is not None  # only predicted trials are continued
+    if "gpu" not in family[0].keys:
+        return ()
+    enough = start.tried.job.gpu.capacity_bytes - min(start.tried.room_bytes, 0)
     return [change for change in family if gpus.find(change.keys["gpu"]).capacity_bytes >= enough]
 
 
 def _smallest_gpu(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:
-    """The smallest GPU of a family that fits; if none does, the largest."""
-    assert start.tried is not None  # only predicted trials are continued
-    trials = (_try(start, change, progress) for change in _large_enough(start.tried, family))
-    return next((trial for trial in trials if trial.fits), None) or _try(start, family[-1], progress)
+    """The smallest GPU of a family that fits; if none does, the smallest that may and needs a trace, or the largest."""
+    untraced = None
+    for change in _large_enough(start, family):
+        trial = _try(start, change, progress)
+        if trial.fits:
+            return trial
+        untraced = untraced or (trial if trial.needs_trace else None)
+    return untraced or _try(start, family[-1], progress)
 
 
 def _first_that_fits(start: _Trial, family: Sequence[Change], progress: Progress | None) -> _Trial:

@@ -50,8 +50,9 @@ def _why_they_differ(details: Inference, paged: Paged) -> list[str]:
                 f"{size_text(most.reserved_bytes)}: {size_text(most.weights_bytes)} of weights, "
                 f"{size_text(most.cache_bytes)} of keys and values, which torch.cat copies, "
                 f"{size_text(most.other_bytes)} for the forward pass, {size_text(most.idle_bytes)} idle")
-    blocks = (f"paged serving copies nothing, and takes {size_text(paged.activations_bytes)} for the forward pass of "
-              f"this request alone and {size_text(paged.runtime_bytes)} for the runtime")
+    blocks = (f"paged serving has {paged.gpu_memory_utilization:g} of the GPU in all, copies nothing, and takes "
+              f"{size_text(paged.activations_bytes)} for the forward pass of this request alone and "
+              f"{size_text(paged.runtime_bytes)} for the runtime")
     return [f"Why the two differ: {generate}; {blocks}."]
 
 

@@ -28,11 +28,11 @@ def _cautions(load: MaximumLoad) -> list[str]:
         return []
     name, most = max(load.cautions.items(), key=lambda row: row[1].more_bytes)
     at, *others = (_AT[one].format(getattr(load, one)) for one in (name, *(load.cautions.keys() - {name})))
-    also = f"; likewise at {' and '.join(sorted(others))}" if others else ""
+    also = f"; {' and '.join(sorted(others))} may have too little room for it, too" if others else ""
     smaller = [_AT[one].format(size) for one, size in load.cautious.items() if size]
     even_then = f" Even then {_or(smaller)} fits." if smaller else ""
-    return [f"Caution: {most.text}. At {at} this may take {size_text(most.more_bytes)} more, and "
-            f"{size_text(most.free_bytes)} stay free{also}.{even_then}"]
+    return [f"Caution: {most.text}. At {at} this may take {size_text(most.more_bytes)} more, where only "
+            f"{size_text(most.free_bytes)} are surely free{also}.{even_then}"]
 
 
 def _or(items: list[str]) -> str:

@@ -211,7 +211,7 @@ def _knobs(console: Console, plan: Plan) -> None:
               if max(knob.gives_allocated_bytes or 0, knob.gives_reserved_bytes or 0) > 0]
     if plan.standing == "given":
         _print(console, f"Your configuration takes {size_text(plan.before.allocated_bytes)} allocated, "
-               f"{size_text(plan.before.reserved_bytes)} reserved where memory is not short.")
+               f"{size_text(plan.before.reserved_bytes)} reserved on a larger GPU.")
     if giving:
         rows = table(f"from {STANDING[plan.standing]}", "allocated\nsaved (GiB)", "reserved\nsaved (GiB)", "costs")
         rows.columns[1].justify = rows.columns[2].justify = "right"

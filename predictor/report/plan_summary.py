@@ -73,7 +73,7 @@ def _ranking(console: Console, plan: Plan, most: int) -> None:
 
 def changes(plan: Plan, most: int) -> Table:
     """A table of the changes that lower the reserved peak most."""
-    before = f"{size_text(plan.before.reserved_bytes)} where memory is not short"
+    before = f"{size_text(plan.before.reserved_bytes)} on a larger GPU"
     rows = table(f"from {whole.STANDING[plan.standing]},\n{before}", "reserved\nsaved (GiB)", "costs")
     rows.columns[1].no_wrap, rows.columns[1].justify = True, "right"
     rows.columns[0].min_width, rows.columns[0].max_width = LONG_WORD, LONGEST_NAME

@@ -12,6 +12,8 @@ from predictor.answer import changes
 from predictor.answer.remedies import ENOUGH, remedies, with_remedies
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.formula import store
+from predictor.jobs import dispatch
 from predictor.profile.corrections import ASSUMED_RUNTIME_BYTES
 from predictor.report.remedies import short
 from predictor.workload.command_line import change_words
@@ -100,6 +102,20 @@ def test_a_change_without_a_formula_is_not_traced_but_named(monkeypatch):
     named = [remedy for remedy in remedies(Workload(**JOBS[0])) if remedy.needs_trace]
     assert any("use_liger_kernel" in remedy.changes[0] for remedy in named)
     assert {remedy.fits for remedy in named} == {None}
+
+
+def test_the_smallest_larger_gpu_that_may_do_is_named_where_each_needs_a_trace(monkeypatch):
+    prepare = dispatch.prepare
+
+    def traced_here(workload, progress=None):
+        if workload.gpu != "a100-40gb":
+            raise store.NotTraced("no formula")
+        return prepare(workload, progress)
+
+    monkeypatch.setattr(dispatch, "prepare", traced_here)
+    job = Workload(**LLAVA, zero_stage=2, data_parallel_size=4, gpu="a100-40gb")
+    larger = [remedy.keys["gpu"] for remedy in remedies(job, every=True) if remedy.needs_trace and "gpu" in remedy.keys]
+    assert larger == ["h100-pcie-80gb"]  # the smallest in which 53.4 GiB of tensors have room
 
 
 def test_the_search_ends_after_enough_that_fit():
