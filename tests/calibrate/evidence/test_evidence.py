@@ -204,7 +204,8 @@ def test_the_readme_has_the_figures_of_real_gpus():
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
     assert (f"We also predicted {len(threads.pairs)} jobs whose end is public. {happened[Happened.RAN]} ran, and we "
             f"predicted a fit for each. {happened[Happened.OUT_OF_MEMORY] + 1} ran out of memory: we predicted a "
-            "fit for one of them, whose report leaves a setting open; with its other value we predict none."
+            "fit for one of them, whose report leaves a setting open. With its other value, chosen afterwards, it does "
+            "not fit."
             ) in " ".join(text.split())
     assert not threads.false_fits
     assert all(judged.verdict is Verdict.FITS for thread, judged in threads.judged_pairs
