@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from predictor.commands.registry import COMMANDS, Parser, load_command
@@ -137,10 +137,24 @@ def _run_instead(argv: list[str]) -> str:
     """The command line that runs a job which is not predicted; empty for commands other than ``predict``."""
     if argv[0] != "predict" or "--run" in argv:
         return ""
-    ours = " ".join(argv[:argv.index("--") if "--" in argv else None])
-    is_file = re.search(rf"--from[ =]\S+({'|'.join(CONFIGURATIONS)})\b", ours)
-    words = "-- COMMAND, with the training's own command," if is_file else shlex.join(argv[1:])
+    end = argv.index("--") if "--" in argv else len(argv)
+    is_file = re.search(rf"--from[ =]\S+({'|'.join(CONFIGURATIONS)})\b", " ".join(argv[:end]))
+    words = "-- COMMAND, with the training's own command," if is_file else shlex.join(
+        [*_without_searches(argv[1:end]), *argv[end:]])
     return f"; peakcast predict --run {words} would run it on an emulated GPU"
+
+
+def _without_searches(words: Sequence[str]) -> Iterator[str]:
+    """The words of a ``predict`` command but the options that ``--run`` does not take, and their values."""
+    from predictor.commands.options import SEARCHES
+
+    actions, left = load_command("predict")[1]._option_string_actions, iter(_hyphens(words))
+    for word in left:
+        action = actions.get(word.partition("=")[0])
+        if action is None or action.dest not in SEARCHES:
+            yield word
+        elif action.nargs != 0 and "=" not in word:
+            next(left, None)
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:

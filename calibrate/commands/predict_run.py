@@ -27,8 +27,6 @@ JUDGED = ("gpu", "capacity_bytes", "allocator_conf", "profile")
 """Keys with which a run is judged afterwards."""
 OF_COMMANDS = (*JUDGED, "data_parallel_size", "rank")
 """Keys that apply to a command, which decides all others itself."""
-SEARCHES = ("samples", "maximum_load", "also_gpu", "python")
-"""Options whose answers need more than one run."""
 EMULATED_BYTES = 1 << 40
 """Memory of the GPU that the job runs on. The verdict for the user's GPU is simulated with what the run allocated."""
 SHELL_SCRIPTS = (".sh", ".bash", ".slurm")
@@ -48,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.output, arguments.snapshot):
         output.check_path(path, arguments.force)
     output.check_different(arguments.snapshot, arguments.output, "--snapshot and -o")
-    for name in SEARCHES:
+    for name in options.SEARCHES:
         if getattr(arguments, name):
             raise InputError(f"--{name.replace('_', '-')}: --run runs the job once, as it is: leave one of them out")
     from calibrate.emulator.build import find_torch

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 GROUPS = {"model": "model and recipe", "shape": "shape of a micro batch", "compute": "precision and activations",
           "inference": "inference (mode inference)", "optimizer": "optimizer", "loop": "a training loop of your own",
           "engine": "engine", "gpu": "GPU and software"}
+OF_COURSES = ("sampling", "packing", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot",
+              "drop_last", "longest_first")
+"""Options of a course, beside its length."""
+SEARCHES = ("samples", "processor", "image_folder", "steps", "epochs", *OF_COURSES, "maximum_load", "also_gpu",
+            "python")
+"""Options whose answers need more than one run, so that ``--run`` takes none of them."""
 CONFIGURATIONS = (*file_kinds.SHELL_SCRIPTS, *file_kinds.DOCUMENTS)
 """Suffixes of files that ``--from`` reads."""
 
@@ -359,8 +365,8 @@ def add_course(parser: argparse.ArgumentParser) -> None:
                        "(default), group_by_length, sequential")
     group.add_argument("--packing", metavar="NAME", help="rows that samples are packed into before batches are drawn, "
                        "with padding packed: bfd, as TRL's packing_strategy; default: none")
-    group.add_argument("--longest-first", action="store_true", help="move the step with the longest batch to the "
-                       "beginning, as a sampler of your own can")
+    group.add_argument("--longest-first", action="store_true", help="move the one of the simulated steps that has the "
+                       "longest batch to the beginning, as a sampler of your own can")
     group.add_argument("--seed", type=int, metavar="N", help="the sampler's seed (default: 42, as the Trainer's)")
     group.add_argument("--drop-last", action="store_true", help="leave out an incomplete last batch of an epoch")
     group.add_argument("--seeds", type=int, metavar="N", help="seeds to simulate, to say how likely an error is "
@@ -378,9 +384,7 @@ def course(arguments: argparse.Namespace) -> Request | None:
     Raises:
         InputError: an option is wrong, or needs another.
     """
-    names = ("sampling", "packing", "seed", "seeds", "empty_cache_steps", "eval_samples", "eval_steps", "plot")
-    given = [name for name in names if getattr(arguments, name) is not None] + [
-        name for name in ("drop_last", "longest_first") if getattr(arguments, name)]
+    given = [name for name in OF_COURSES if not any(getattr(arguments, name) is absent for absent in (None, False))]
     if arguments.steps is None and arguments.epochs is None:
         if given:
             raise InputError(f"{_called(given[0])} is of a whole training: add --steps N or --epochs E")

@@ -127,6 +127,14 @@ def test_a_workload_that_is_not_predicted_is_answered_by_the_command_that_its_er
     assert (code, said["verdict"], said["provenance"]["answered_by"]) == (0, "fits", "emulated run")
 
 
+def test_the_command_that_an_error_names_has_no_options_of_a_course(tmp_path, capfd):
+    (tmp_path / "lengths.csv").write_text("tokens\n300\n400\n")
+    job = ["gpt2", "--gpu", "l4", "--padding", "packed"]
+    course = ["--samples", str(tmp_path / "lengths.csv"), "--steps=3", "--packing", "bfd", "--drop_last"]
+    assert error_of(capfd, *job, *course, "--sequence-length", "512").endswith(
+        f"peakcast predict --run {' '.join(job)} --sequence-length 512 would run it on an emulated GPU")
+
+
 @pytest.mark.parametrize("words, error", [
     (["--run", "--sequence-length", "8", "--", "python", "train.py"],
      "--sequence-length: the command decides that itself: leave it out"),
