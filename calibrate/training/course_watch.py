@@ -12,7 +12,7 @@ from calibrate.training.messages import RankMessages
 from predictor.common.errors import InputError
 from predictor.common.files import parse_json, read_text
 from predictor.common.suggestions import file_name
-from predictor.report.units import size_text
+from predictor.report.units import batch_text, size_text
 
 LARGEST_FILE_BYTES = 1 << 28
 AHEAD = 10
@@ -115,8 +115,8 @@ class CourseWatch:
         failure = self._course.failure
         assert failure is not None  # callers have looked
         evaluation = "the evaluation after " if failure.get("evaluated") else ""
-        return (f"runs out of memory at {evaluation}step {failure['step']:,}, with a batch of "
-                f"{len(failure['samples'])} x {failure['tokens']:,} tokens")
+        batch = batch_text(len(failure["samples"]), failure["tokens"], packed=failure.get("packed", False))
+        return f"runs out of memory at {evaluation}step {failure['step']:,}, with a batch of {batch}"
 
     def _prevented(self) -> str:
         return f"; prevented by {self._course.cures[0]}" if self._course.cures else ""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from predictor.answer.answer import EVALUATED, LOOP, NOT_EVALUATED, answer, device_bound
 from predictor.answer.cautions import of_framework
 from predictor.answer.course_loops import course_cautions, course_variants
-from predictor.answer.dataset import as_the_model_takes_them, check_room
+from predictor.answer.dataset import as_the_model_takes_them, check_samples
 from predictor.answer.decisive_defaults import decisive_defaults
 from predictor.answer.loop_variants import with_variants
 from predictor.answer.prediction import Bound, OutOfMemory, Prediction
@@ -33,10 +33,10 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, lo
                    progress: Progress | None = None, tell: Tell = silent) -> Prediction:
     """Predicts a training over a dataset, step by step, with the batches that its sampler draws.
 
-    The prediction is for the drawn batch that fails, or else for that which requests the most memory. Its reserved
-    bytes, its verdict and the allocation that fails are those of the whole course, which is in ``course``. Of a course
-    that fails they are no less than the failing batch reserves, repeated without a limit, and what stays free is not
-    said.
+    The prediction is for the batch of training that fails, or else for that which requests the most memory. Its
+    reserved bytes, its verdict and the allocation that fails are those of the whole course, which is in ``course``:
+    where an evaluation fails, more may be allocated then than at the prediction's peak. Of a course that fails reserved
+    bytes are no less than the failing batch reserves, repeated without a limit, and what stays free is not said.
 
     Args:
         workload: the model, the engine and all other settings. Longer samples are truncated to ``sequence_length``.
@@ -76,8 +76,9 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, lo
         workload, taken = as_the_model_takes_them(workload, samples, compared.COURSES)
         simulation = Simulation(workload.fill(images_per_sample=int(taken.images.max() > 0)), taken,
                                 replace(request, evaluating=evaluating), progress, tell)
-        if not taken.pictures:
-            check_room(taken, simulation.tokens_per_image)
+        check_samples(taken, simulation.tokens_per_image, simulation.positions)
+        if evaluating:
+            check_samples(evaluating.samples, simulation.tokens_per_image, simulation.positions, "eval_samples")
         prediction = _prediction(simulation, evaluates=evaluating is not None, loops=loops)
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))

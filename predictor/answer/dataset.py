@@ -86,10 +86,11 @@ class Dataset:
         """The job of the batch with the highest requested peak.
 
         Raises:
-            InputError: a sample has no room for its images, or as :func:`predictor.jobs.dispatch.prepare`.
+            InputError: as :func:`check_samples`, or as :func:`predictor.jobs.dispatch.prepare`.
         """
         jobs = [self.job(*batch) for batch in random_batches.largest(self.samples, self.size)]
-        check_room(self.samples, jobs[0].formula.facts.tokens_per_image)
+        facts = jobs[0].formula.facts
+        check_samples(self.samples, facts.tokens_per_image, facts.positions)
         if not all(job.formula.regime.is_wide for job in jobs):
             raise InputError(f"samples: {self.workload.model} handles images or tokens one by one, so that each "
                              "batch would have to be traced: predict the largest batches without samples")
@@ -192,19 +193,32 @@ def as_the_model_takes_them(workload: Workload, samples: Samples, line: Line = c
     return workload, samples.cut(workload.sequence_length)
 
 
-def check_room(samples: Samples, tokens_per_image: int) -> None:
-    """Checks that each sample has room for its images and a token of text.
+def check_samples(samples: Samples, tokens_per_image: int, positions: int | None, option: str = "samples") -> None:
+    """Checks that no sample has more tokens than the model has positions, and that each has room for its images and a
+    token of text.
+
+    Args:
+        samples: truncated to the workload's sequence length. Where they tell the sizes of pictures, their batches are
+            checked for room (:class:`predictor.course.runs.BatchRuns`).
+        tokens_per_image, positions: the model's; None if its positions have no end.
+        option: names their file.
 
     Raises:
         InputError: one has not; the message names the first.
     """
+    if positions is not None and samples.tokens.max() > positions:
+        longer = int(np.argmax(samples.tokens > positions))
+        raise InputError(f"{option}: sample {longer + 1:,} has {samples.tokens[longer]:,} tokens: the model knows "
+                         f"{positions:,} positions only: give sequence_length {positions}, to which longer samples are "
+                         "truncated")
     least = samples.images * tokens_per_image + 1
-    wrong = np.flatnonzero(samples.tokens < least)
+    wrong = np.flatnonzero((samples.tokens < least) & (not samples.pictures))
     if len(wrong):
         first = wrong[0]
-        raise InputError(f"sample {first + 1:,}: {samples.tokens[first]:,} tokens have no room for "
+        assumed = "; a file without a column of images has one image a sample" if (samples.images == 1).all() else ""
+        raise InputError(f"{option}: sample {first + 1:,}: {samples.tokens[first]:,} tokens have no room for "
                          f"{samples.images[first]} image(s) of {tokens_per_image}: count the tokens of its images too, "
-                         f"and let sequence_length leave {least[first]:,}")
+                         f"and let sequence_length leave {least[first]:,}{assumed}")
 
 
 def _check_workload(workload: Workload, line: Line) -> None:

@@ -419,7 +419,8 @@ class Prediction:
         curve: live bytes by factor; None unless the timeline was requested.
         history: what ``torch.cuda.memory._snapshot()`` would return; None unless the history was requested.
         fragmentation_bytes: reserved minus allocated bytes at the time of the allocated peak.
-        out_of_memory: the allocation that fails; None if none does.
+        out_of_memory: the allocation that fails; None if none does. If an evaluation of a course fails, more may be
+            allocated then than at the peak, which is that of training's largest batch.
         minimum_capacity_bytes: the smallest GPU memory in which the job survives; None unless it was searched.
         frozen_bytes: parameters that do not train and that every GPU holds in full; None where the engine shards them.
         passed_bytes: activations that frozen modality modules keep for backward, which runs through them.

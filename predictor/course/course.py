@@ -85,6 +85,7 @@ class Failure:
         step, micro_step, epoch: from 1 on; step 0 is start-up.
         samples: the batch's samples, as their numbers in the file, from 1 on.
         tokens, images: of the batch: tokens of its longest sample (of packed samples of all), images of all.
+        packed: whether the batch's samples share one row.
         requested_bytes: what could not be allocated.
         idle_bytes: what PyTorch had reserved and no block held.
         evaluated: number of the batch in the evaluation after the step, from 1 on; 0 in training. The batch is then one
@@ -105,6 +106,7 @@ class Failure:
     allocated_bytes: int
     reserved_bytes: int
     evaluated: int = 0
+    packed: bool = False
 
     @property
     def idle_bytes(self) -> int:
@@ -118,7 +120,7 @@ class Failure:
                    tuple(index + 1 for index in found.samples), batch.row_tokens if batch else 0,
                    batch.shape.images if batch else 0, shortage.tag.moment.value, shortage.tag.module,
                    shortage.tag.operator, shortage.requested_bytes, shortage.allocated_bytes, shortage.reserved_bytes,
-                   found.evaluated)
+                   found.evaluated, batch is not None and batch.padding == "packed")
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,11 @@ class Course:
     adds_images: bool = False
 
     @property
+    def fails_in_training(self) -> bool:
+        """Whether a batch of training fails: none of an evaluation, nor start-up."""
+        return self.failure is not None and bool(self.failure.samples) and not self.failure.evaluated
+
+    @property
     def peak_reserved_bytes(self) -> int:
         """The most that the rank reserved."""
         return max(self.columns["peak_reserved_bytes"])
@@ -260,7 +267,13 @@ class Simulation:
         self.steps = request.steps or max(1, math.ceil((request.epochs or 0) * self.steps_per_epoch))
         if self.steps > MOST_STEPS:
             raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
-        self._evaluation = self._evaluations(request.evaluating, progress)
+        self._evaluations: dict[int, EvaluationRuns] = {}
+        eval_size = request.evaluating.size if request.evaluating else None
+        self._evaluation = self._in_batches_of(eval_size)
+        evaluated = self.steps // self._evaluation.every * len(self._evaluation) if self._evaluation else 0
+        if evaluated > MOST_STEPS:
+            raise InputError(f"eval_steps: {evaluated:,} batches are evaluated, more than {MOST_STEPS:,}: give fewer "
+                             "steps, or fewer samples to evaluate")
         self._drawn: dict[Sampling, list[Step]] = {}
         first = self._runs.batch(self.drawn(request.sampling)[0].batches[0][0])
         self.job: Job = self._runs.job(first)
@@ -270,12 +283,17 @@ class Simulation:
         self._ranks = different if len(different) <= MOST_RANKS else [
             different[place * (len(different) - 1) // (MOST_RANKS - 1)] for place in range(MOST_RANKS)]
         self._left_out = len(different) - len(self._ranks)
-        self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling)
+        self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling, eval_size)
 
     @property
     def tokens_per_image(self) -> int:
         """Tokens that an image fills; 0 if no sample has one."""
-        return self._runs.tokens_per_image
+        return max(runs.tokens_per_image for runs in (self._runs, self._evaluation) if runs is not None)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest sequence that the model takes; None if there is none."""
+        return self.job.formula.facts.positions
 
     def heaviest(self, course: Course) -> Job:
         """The job of the training batch of a course's rank that fails, or else of that which requests the most memory.
@@ -283,7 +301,7 @@ class Simulation:
         Of a course with evaluations, whose requests the columns hold too, it is the one with the most tokens.
         """
         steps, place = self.drawn(self._request.sampling), self._runs.place(course.rank)
-        if course.failure and course.failure.samples and not course.failure.evaluated:
+        if course.failure and course.fails_in_training:
             return self._runs.exact_job(self._runs.batch(np.array(course.failure.samples) - 1))
         if self._evaluation is None:
             highest = max(1, int(np.argmax(course.columns["peak_requested_bytes"])))
@@ -328,7 +346,8 @@ class Simulation:
         if course.failure and not course.failure.step:  # start-up is the same with every seed and every order
             return course
         chance = self._chance(self._setting, limit, self._seeds()) if self._request.sampling.is_random else None
-        changed = cures.of(self._setting) if verdict != "fits" or (chance and chance.failed) else ()
+        evaluates = bool(course.failure and course.failure.evaluated)
+        changed = cures.of(self._setting, evaluates) if verdict != "fits" or (chance and chance.failed) else ()
         return replace(course, chance=chance, trials=tuple(self._trial(cure, limit, chance) for cure in changed))
 
     # courses ----------------------------------------------------------------------------------------------------
@@ -359,11 +378,12 @@ class Simulation:
         """The course of the rank that runs out of memory first, or else of the one that reserves the most."""
         steps = self.drawn(setting.sampling)
         device = Device(setting.allocator, limit_bytes, self._workload.capacity)
+        evaluation = self._in_batches_of(setting.eval_size)
         first: RankCourse | None = None
         most: RankCourse | None = None
         for rank in self._ranks:
             found = simulate(self._runs, self._told(steps, rank), rank, device, held=held,
-                             empty_cache_steps=setting.empty_cache_steps, evaluation=self._evaluation)
+                             empty_cache_steps=setting.empty_cache_steps, evaluation=evaluation)
             if found.failure and (first is None or found.failure.order < _order(first)):
                 first, steps = found, steps[: found.failure.step]
             if most is None or found.memory.peak_reserved_bytes.max() > most.memory.peak_reserved_bytes.max():
@@ -371,15 +391,15 @@ class Simulation:
         assert most is not None  # a job has a rank
         return first or most
 
-    def _evaluations(self, evaluating: Evaluating | None, progress: Progress | None) -> EvaluationRuns | None:
-        if evaluating is None:
+    def _in_batches_of(self, size: int | None) -> EvaluationRuns | None:
+        """The evaluation in batches of so many samples; None without one."""
+        evaluating = self._request.evaluating
+        if evaluating is None or size is None:
             return None
-        runs = EvaluationRuns(self._workload, evaluating, self._request.sampling.packing, progress)
-        batches = self.steps // evaluating.every * len(runs)
-        if batches > MOST_STEPS:
-            raise InputError(f"eval_steps {evaluating.every}: {batches:,} batches are evaluated, more than "
-                             f"{MOST_STEPS:,}: give fewer steps, or fewer samples to evaluate")
-        return runs
+        if size not in self._evaluations:
+            self._evaluations[size] = EvaluationRuns(self._workload, replace(evaluating, size=size),
+                                                     self._request.sampling.packing, self._progress)
+        return self._evaluations[size]
 
     # chances and cures ------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ SPLIT_SIZES_MB = (128, 512)
 GARBAGE = "garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"
 """Without a limit of memory PyTorch collects no garbage (c10/cuda/CUDACachingAllocator.cpp, malloc, 2.11)."""
 EMPTIED_EVERY = (1, 10)
+EVALUATED_PARTS = (2, 8)
+"""How many batches take the place of one of an evaluation that runs out of memory."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class Setting:
     Attributes:
         conf: ``PYTORCH_CUDA_ALLOC_CONF``.
         empty_cache_steps: transformers' ``torch_empty_cache_steps``; None for never.
+        eval_size: samples of an evaluation's batch; None without evaluations.
     """
 
     conf: str
     empty_cache_steps: int | None
     sampling: Sampling
+    eval_size: int | None = None
 
     @property
     def allocator(self) -> AllocatorSettings:
@@ -47,8 +51,15 @@ class Cure:
     costs: str = ""
 
 
-def of(setting: Setting) -> Iterator[Cure]:
-    """The changes of a setting that are tried, those of fewest costs first."""
+def of(setting: Setting, evaluates: bool = False) -> Iterator[Cure]:
+    """The changes of a setting that are tried, those of fewest costs first.
+
+    Args:
+        evaluates: whether it is an evaluation that runs out of memory, so that smaller batches of it are tried.
+    """
+    for size in dict.fromkeys((setting.eval_size or 0) // parts for parts in EVALUATED_PARTS if evaluates):
+        if size:
+            yield Cure(f"per_device_eval_batch_size {size}", replace(setting, eval_size=size))
     expandable = with_expandable_segments(setting.conf or None)
     if expandable:
         yield Cure(expandable, replace(setting, conf=expandable))

@@ -205,7 +205,7 @@ class BatchRuns:
 
     def _check_room(self, batch: Batch, job: Job) -> None:
         """Checks that pictures of different sizes fit into the rows of their batch. Of one size for all, samples are
-        checked one by one (:func:`predictor.answer.dataset.check_room`)."""
+        checked one by one (:func:`predictor.answer.dataset.check_samples`)."""
         if not batch.pictures or batch.padding == "packed":
             return
         filled = job.formula.facts.room(math.ceil(batch.shape.images / batch.shape.batch))

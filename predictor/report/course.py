@@ -11,7 +11,7 @@ from predictor.course.course import Chance, Course, Failure, Trial
 from predictor.report import loops, table, verdict
 from predictor.report.layout import details_line, numbered, print_wrapped
 from predictor.report.layout import table as empty_table
-from predictor.report.units import GIB, size_text
+from predictor.report.units import GIB, batch_text, size_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,15 +41,24 @@ def report(console: Console, prediction: Prediction, *, details: bool = False) -
         console.print()
         console.print(_trials(course))
     console.print()
-    print_wrapped(console, *_advice(course))
+    print_wrapped(console, *_advice(prediction))
+    heading, which = _shown(course)
     if details:
-        print_wrapped(console, "The batch that fails, as if each step had it:" if course.failure else
-                      "The batch that requests the most memory:")
+        print_wrapped(console, heading)
         table.report(console, prediction)
     else:
-        which = "failing" if course.failure else "heaviest"
         print_wrapped(console, *loops.sentences(prediction), *(f"Caution: {row.text}." for row in prediction.cautions),
-                      details_line(f"the factors of the {which} batch", "what is not modelled"))
+                      details_line(f"the factors of {which}", "what is not modelled"))
+
+
+def _shown(course: Course) -> tuple[str, str]:
+    """The batch that the prediction is of (``Simulation.heaviest``), above its figures and in a sentence."""
+    if course.fails_in_training:
+        return "The batch that fails, as if each step had it:", "the failing batch"
+    if course.eval_steps:
+        return ("Training's largest batch, as if each step had it; those of evaluations are not shown:",
+                "training's largest batch")
+    return "The batch that requests the most memory:", "the heaviest batch"
 
 
 def of(prediction: Prediction) -> Course:
@@ -82,7 +91,8 @@ def headline(course: Course) -> str:
     may = "may run" if course.verdict == "uncertain" else "runs"
     if not course.failure.step:
         return f"This training {may} out of memory in start-up."
-    return f"This training {may} out of memory at step {course.failure.step:,} of {course.steps:,}."
+    place = "in the evaluation after" if course.failure.evaluated else "at"
+    return f"This training {may} out of memory {place} step {course.failure.step:,} of {course.steps:,}."
 
 
 def sentences(course: Course) -> list[str]:
@@ -99,9 +109,10 @@ def _failed(failure: Failure) -> str:
     micro = f", micro-step {failure.micro_step}" if failure.micro_step > 1 else ""
     place = f"Step {failure.step:,}{micro} of epoch {failure.epoch} fails on {place}" if not failure.evaluated else \
         f"The evaluation after step {failure.step:,} fails on {place} at its batch {failure.evaluated:,}"
-    images = f", {failure.images:,} image(s)" if failure.images else ""
-    return (f"{place} in {failure.moment}: {'this' if failure.evaluated else 'its'} batch is "
-            f"{len(failure.samples)} × {failure.tokens:,} tokens{images} (samples {samples}). {_asks(failure)}.")
+    images = f", {numbered(failure.images, 'image')}" if failure.images else ""
+    batch = batch_text(len(failure.samples), failure.tokens, packed=failure.packed)
+    return (f"{place} in {failure.moment}: {'this' if failure.evaluated else 'its'} batch is {batch}{images} "
+            f"(sample{'s' * (len(failure.samples) > 1)} {samples}). {_asks(failure)}.")
 
 
 def _asks(failure: Failure) -> str:
@@ -120,13 +131,15 @@ def _creep(course: Course) -> str:
     last = next((step for step in range(len(reserved), 1, -1) if reserved[step - 1] > max(reserved[: step - 1])), 1)
     grew = f"grows from {size_text(reserved[0])} in step 1 to {size_text(max(reserved))}, last in step {last:,}" \
         if size_text(max(reserved)) != size_text(reserved[0]) else f"stays at most {size_text(max(reserved))}"
-    return (f"On rank {course.rank} reserved memory {grew}; up to {size_text(max(idle))} of it is idle. The driver "
-            f"grants or gets back {course.calls_per_step:,.2f} segments a step.")
+    most = size_text(course.peak_reserved_bytes)
+    before = f" (in start-up {most})" if course.peak_reserved_bytes > max(reserved) else ""
+    return (f"On rank {course.rank} reserved memory {grew}{before}; up to {size_text(max(idle))} of it is idle. The "
+            f"driver grants or gets back {course.calls_per_step:,.2f} segments a step.")
 
 
 def _likely(course: Course, chance: Chance) -> str:
     seeds = f"of {chance.seeds} seed{'s' * (chance.seeds != 1)}"
-    of = f"{course.steps:,} steps" if course.steps != course.steps_per_epoch else "one epoch"
+    of = numbered(course.steps, "step") if course.steps != course.steps_per_epoch else "one epoch"
     interval = f"{chance.low:.0%} to {chance.high:.0%} of such trainings, with 95 % confidence"
     if not chance.failed:
         return f"None {seeds} runs out of memory within {of}: at most {chance.high:.0%} of such " \
@@ -149,21 +162,29 @@ def _drawn(course: Course) -> str:
     first = ", the longest batch first" if sampling.longest_first else ""
     batches = "1 batch is" if course.eval_batches == 1 else f"{course.eval_batches:,} batches are"
     evaluated = "" if not course.eval_steps else " No evaluation falls within these steps." \
-        if course.eval_steps > course.steps else f" After every {course.eval_steps:,} steps {batches} evaluated."
+        if course.eval_steps > course.steps else \
+        f" After every {'step' if course.eval_steps == 1 else f'{course.eval_steps:,} steps'} {batches} evaluated."
     added = " Those of text alone are given images, as training programs add them so that each batch trains the " \
             "same weights." if course.adds_images else ""
     return (f"Batches of {numbered(course.samples, 'sample')}{rows} {order}{first}, each with its own events, on "
             f"{ranks}; an epoch has {numbered(course.steps_per_epoch, 'step')}.{evaluated}{added}")
 
 
-def _advice(course: Course) -> list[str]:
+def _advice(prediction: Prediction) -> list[str]:
     """How to read the table of changes, and where to look on if none helps."""
+    course, workload = of(prediction), prediction.workload
     if not course.trials and not course.failure:
         return []
     lines = ["A change with a colon is a value of PYTORCH_CUDA_ALLOC_CONF."] * bool(course.trials)
-    if course.failure and course.failure.tokens and not any(trial.prevents for trial in course.trials):
+    if course.failure is None or any(trial.prevents for trial in course.trials):
+        return lines
+    if course.failure.evaluated:
+        smaller = "a still smaller --per-device-eval-batch-size, or " if len(course.failure.samples) > 1 else ""
+        lines.append(f"It is the evaluation that runs out of memory: give {smaller}shorter --eval-samples.")
+    elif course.fails_in_training:
         lines.append("Other engines and smaller batches are judged for one batch: leave out --samples and what is of a "
-                     f"whole training, and give --sequence-length {course.failure.tokens}.")
+                     "whole training, and give --per-device-train-batch-size "
+                     f"{workload['per_device_train_batch_size']} --sequence-length {workload['sequence_length']}.")
     return lines
 
 

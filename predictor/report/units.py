@@ -23,6 +23,17 @@ def size_text(size: int) -> str:
     return f"{size:,} B"
 
 
+def batch_text(samples: int, tokens: int, *, packed: bool) -> str:
+    """``2 x 1,536 tokens``, or ``3 samples packed into one row of 4,511 tokens``.
+
+    Args:
+        tokens: of each sample, padding included; of packed samples of all.
+    """
+    if packed:
+        return f"{samples:,} sample{'' if samples == 1 else 's'} packed into one row of {tokens:,} tokens"
+    return f"{samples:,} x {tokens:,} tokens"
+
+
 def share(part: int, whole: int) -> str:
     """``29.1``: percent with one decimal."""
     return f"{100 * part / whole:.1f}" if whole else "0.0"

@@ -44,6 +44,11 @@ def test_an_error_is_announced_at_the_start_and_ten_steps_before(tmp_path):
         f"warning: step 5 is as simulated, and the simulated course {ERROR}{CURE}"]
 
 
+def test_packed_samples_are_told_with_the_tokens_of_their_row(tmp_path):
+    path = course_file(tmp_path, failure=FAILURE | {"packed": True})
+    assert "with a batch of 2 samples packed into one row of 1,024 tokens" in followed(path, [GIB])[0]
+
+
 def test_a_training_that_leaves_the_course_is_told_once(tmp_path):
     lines = followed(course_file(tmp_path), [GIB, 2 * GIB, 3 * GIB, *[GIB] * 12])
     assert len(lines) == 2 and lines[1].startswith("step 2: PyTorch reserves 2.00 GiB, more than the simulated 1.00 GiB")

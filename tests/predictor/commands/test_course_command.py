@@ -31,7 +31,7 @@ def test_the_report_says_which_step_and_batch_fail_and_what_prevents_it(capsys, 
     assert code == 1 and len(out.splitlines()) <= 50 and max(map(len, out.splitlines())) <= 100
     words = " ".join(out.split())
     assert re.match(r"This training runs out of memory at step [12] of 6\.", out)
-    assert "of epoch 1 fails on rank 0 in" in words and "its batch is 4 × " in words
+    assert "of epoch 1 fails on rank 0 in" in words and "its batch is 4 x " in words
     assert "2 of 2 seeds run out of memory within 6 steps" in words
     assert "expandable_segments:True" in out and "segment calls" in out
     picture = ElementTree.parse(tmp_path / "a.svg").getroot()
@@ -61,8 +61,8 @@ def test_start_up_may_fail_already(capsys, lengths):
 
 def test_a_course_that_no_change_saves_says_where_others_are_judged(capsys, lengths):
     _, out, _ = answered(capsys, "--samples", lengths, "--steps", "2", "--capacity-bytes", "21GiB", "--seeds", "1")
-    [tokens] = re.findall(r"its batch is 4 × ([0-9,]+) tokens", " ".join(out.split()))
-    assert f"give --sequence-length {tokens.replace(',', '')}." in " ".join(out.split())
+    [tokens] = re.findall(r"its batch is 4 x ([0-9,]+) tokens", " ".join(out.split()))
+    assert f"--sequence-length {tokens.replace(',', '')}." in " ".join(out.split())
 
 
 def test_without_a_gpu_nothing_is_said_to_run(capsys, lengths):
@@ -85,6 +85,7 @@ def test_loops_are_courses_of_their_own(capsys, lengths):
 
 @pytest.mark.parametrize("words, message", [
     (("--samples", "LENGTHS", "--steps", "5", "--sequence-length", "500"), "sample 1: 500 tokens have no room for 1 image"),
+    (("--samples", "LENGTHS", "--steps", "5", "--sequence-length", "500"), "without a column of images has one image a sample"),
     (("--steps", "5"), "add --samples FILE"),
     (("--seeds", "5"), "--seeds is of a whole training: add --steps N or --epochs E"),
     (("--longest-first",), "--longest-first is of a whole training: add --steps N or --epochs E"),
@@ -103,6 +104,20 @@ def test_loops_are_courses_of_their_own(capsys, lengths):
 def test_a_mistake_is_one_line(capsys, lengths, words, message):
     code, out, err = answered(capsys, *(lengths if word == "LENGTHS" else word for word in words))
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("course", [(), ("--steps", "2")], ids=["batch", "course"])
+@pytest.mark.parametrize("option", ["samples", "eval_samples"])
+def test_samples_that_are_longer_than_the_model_are_refused(capsys, tmp_path, option, course):
+    if option == "eval_samples" and not course:
+        pytest.skip("only courses evaluate")
+    files = {name: tmp_path / f"{name}.csv" for name in ("samples", "eval_samples")}
+    for name, path in files.items():
+        path.write_text("tokens\n900\n1500\n" if name == option else "tokens\n900\n")
+    evaluated = ("--eval-samples", str(files["eval_samples"]), "--eval-steps", "1") if option == "eval_samples" else ()
+    code = cli.main(["predict", "gpt2", "--recipe", "full", "--samples", str(files["samples"]), *course, *evaluated])
+    assert (code, capsys.readouterr().err) == (2, f"peakcast: error: {option}: sample 2 has 1,500 tokens: the model knows 1,024 "
+                                               "positions only: give sequence_length 1024, to which longer samples are truncated\n")
 
 
 def test_the_worst_batch_of_pictures_of_several_sizes_is_not_asked_for(capsys, tmp_path):

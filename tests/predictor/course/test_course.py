@@ -27,7 +27,7 @@ from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampling
 from predictor.events.sizes import Shape
 from predictor.jobs import dispatch
-from predictor.report.course import headline, sentences
+from predictor.report.course import _advice, headline, sentences
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_llama
@@ -195,6 +195,22 @@ def test_a_packed_course_is_of_the_row_with_the_most_tokens(tmp_path, formula_ca
     assert json.loads(json.dumps(prediction.to_json()))["course"]["sampling"]["packing"] == "bfd"
 
 
+def test_a_row_that_fails_is_told_by_its_samples_and_leads_to_its_prediction(tmp_path, formula_cache):
+    (tmp_path / "llama.json").write_text(json.dumps(small_llama()))
+    workload = Workload(model=str(tmp_path / "llama.json"), padding="packed", per_device_train_batch_size=1,
+                        sequence_length=256, profile="none", capacity_bytes=GIB)
+    samples, request = Samples(np.arange(10, 80), np.zeros(70, int)), Request(steps=4, seeds=1, sampling=Sampling(packing="bfd"))
+    plain = predict_course(workload, samples, request).course
+    capacity = GIB - plain.limit_bytes + plain.peak_allocated_bytes - 1
+    prediction = predict_course(workload.replace(capacity_bytes=capacity), samples, request)
+    failure, keys = prediction.course.failure, prediction.workload
+    batch, length = keys["per_device_train_batch_size"], keys["sequence_length"]
+    assert failure.packed and failure.tokens == sum(samples.tokens[number - 1] for number in failure.samples)
+    assert (batch, length) == (len(failure.samples), math.ceil(failure.tokens / batch)) and batch > 1
+    assert f"its batch is {batch} samples packed into one row of {failure.tokens} tokens" in sentences(prediction.course)[0]
+    assert _advice(prediction)[-1].endswith(f"give --per-device-train-batch-size {batch} --sequence-length {length}.")
+
+
 @pytest.mark.parametrize("keys, words", [
     ({"padding": "none"}, "packing bfd: .* padding is none: add padding packed"),
     ({"sequence_length": None}, "packing: needs sequence_length")])
@@ -261,6 +277,22 @@ def test_idle_memory_is_in_pieces_only_if_one_piece_of_it_would_do():
     failure = Failure(0, 0, 0, 1, (), 0, 0, "init", "", "to", 3 * GIB, GIB, 2 * GIB)
     said = " ".join(sentences(replace(Simulation(Workload(**LLAVA), lengths(), Request(steps=1)).run(), failure=failure)))
     assert "of 2.00 GiB reserved 1.00 GiB are idle." in said
+
+
+def test_start_up_that_reserves_more_than_the_steps_is_told():
+    course = Simulation(Workload(**LLAVA), lengths(), Request(steps=1)).run()
+    most, *others = course.columns["peak_reserved_bytes"]
+    said = sentences(replace(course, columns=course.columns | {"peak_reserved_bytes": (100 * GIB, *others)}))[0]
+    assert "(in start-up 100.00 GiB)" in said and most < others[0] and "start-up" not in sentences(course)[0]
+
+
+def test_one_step_and_one_sample_are_singular():
+    course = Simulation(Workload(**LLAVA), lengths(), Request(steps=1)).run()
+    failure = Failure(0, 1, 1, 1, (7,), 900, 1, "forward", "", "to", 3 * GIB, GIB, 2 * GIB)
+    chance = Chance(2, 1, 0.1, 0.9, (1,), (42,))
+    said = " ".join(sentences(replace(course, failure=failure, chance=chance, eval_steps=1, eval_batches=1)))
+    assert "1 x 900 tokens, 1 image (sample 7)." in said and "within 1 step," in said
+    assert "After every step 1 batch is evaluated." in said
 
 
 def test_a_dataset_of_text_trains_no_projector():

@@ -1,6 +1,7 @@
 """Evaluations between the steps of a course."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from predictor.common.errors import InputError
 from predictor.course.course import Request
 from predictor.course.evaluation import Evaluating
 from predictor.report import course as report
+from predictor.report.verdict import verdict
 from predictor.workload.samples import Samples
 from predictor.workload.workload import Workload
 from tests.predictor.small import small_llama
@@ -49,15 +51,30 @@ def test_an_evaluation_that_fails_is_named(workload):
     plain = course(workload.replace(capacity_bytes=80 << 30)).course
     capacity = (80 << 30) - plain.limit_bytes + plain.peak_reserved_bytes
     large = workload.replace(per_device_eval_batch_size=512, capacity_bytes=capacity)
-    failure = course(large, Evaluating(2, Samples(np.full(512, 64), np.zeros(512, dtype=np.int64)))).course.failure
+    prediction = course(large, Evaluating(2, Samples(np.full(512, 64), np.zeros(512, dtype=np.int64))))
+    failure = prediction.course.failure
     assert (failure.step, failure.evaluated, failure.tokens) == (2, 1, 64)
+    assert report.headline(prediction.course) == "This training may run out of memory in the evaluation after step 2 of 4."
     assert report._failed(failure).startswith("The evaluation after step 2 fails on rank 0 at its batch 1 in evaluation")
+    assert " allocated by training's largest batch, " in verdict(prediction)
+    tried = [trial.setting for trial in prediction.course.trials]
+    assert tried[:2] == ["per_device_eval_batch_size 256", "per_device_eval_batch_size 64"]
+    unhelped = replace(prediction, course=replace(prediction.course, trials=()))
+    assert "a still smaller --per-device-eval-batch-size, or shorter --eval-samples." in report._advice(unhelped)[-1]
 
 
 def test_evaluations_that_are_not_asked_for_are_said_to_be_left_out(workload):
     assert LEFT_OUT in course(workload.replace(per_device_eval_batch_size=4)).assumptions
     assert LEFT_OUT not in course(workload).assumptions
     assert LEFT_OUT not in course(workload.replace(per_device_eval_batch_size=4), Evaluating(2, HELD_OUT)).assumptions
+
+
+def test_a_smaller_batch_of_the_evaluation_may_prevent_its_failure(workload):
+    held_out = Evaluating(2, Samples(np.full(64, 64), np.zeros(64, dtype=np.int64)))
+    small = course(workload.replace(per_device_eval_batch_size=8, capacity_bytes=80 << 30), held_out).course
+    capacity = (80 << 30) - small.limit_bytes + small.peak_reserved_bytes
+    found = course(workload.replace(per_device_eval_batch_size=64, capacity_bytes=capacity), held_out).course
+    assert found.failure.evaluated and {trial.setting: trial.prevents for trial in found.trials}["per_device_eval_batch_size 8"]
 
 
 @pytest.mark.parametrize(("keys", "evaluating", "words"), [
