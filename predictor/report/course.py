@@ -176,6 +176,8 @@ def _advice(prediction: Prediction) -> list[str]:
     if not course.trials and not course.failure:
         return []
     lines = ["A change with a colon is a value of PYTORCH_CUDA_ALLOC_CONF."] * bool(course.trials)
+    if any("per_process_memory_fraction" in trial.setting for trial in course.trials):
+        lines.append("Only this table simulates per_process_memory_fraction: --allocator-conf does not take it.")
     if course.failure is None or any(trial.prevents for trial in course.trials):
         return lines
     if course.failure.evaluated:
