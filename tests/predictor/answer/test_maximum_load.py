@@ -51,7 +51,7 @@ def test_the_bytes_that_explain_why_generate_holds_other_sequences_than_blocks_a
     assert most.idle_bytes == job.reserved.bytes - job.requested.bytes
     assert most.cache_bytes > 0 and most.other_bytes > 0
     said, = (line for line in sentences(found) if line.startswith("Why the two differ: generate"))
-    assert f"all {most.sequences:,} at once, in " in said and "paged serving copies nothing" in said
+    assert f"all {most.sequences:,} at once, in " in said and "of the GPU in all, copies nothing" in said
 
 
 def test_paged_serving_without_room_is_cured_by_the_share_that_its_verdict_names(model):
