@@ -140,7 +140,7 @@ def _run_instead(argv: list[str]) -> str:
     end = argv.index("--") if "--" in argv else len(argv)
     is_file = re.search(rf"--from[ =]\S+({'|'.join(CONFIGURATIONS)})\b", " ".join(argv[:end]))
     words = "-- COMMAND, with the training's own command," if is_file else shlex.join(
-        [*_without_searches(argv[1:end]), *argv[end:]])
+        [*_without_searches(_hyphens(argv[1:end])), *argv[end:]])
     return f"; peakcast predict --run {words} would run it on an emulated GPU"
 
 
@@ -148,13 +148,15 @@ def _without_searches(words: Sequence[str]) -> Iterator[str]:
     """The words of a ``predict`` command but the options that ``--run`` does not take, and their values."""
     from predictor.commands.options import SEARCHES
 
-    actions, left = load_command("predict")[1]._option_string_actions, iter(_hyphens(words))
+    actions, left = load_command("predict")[1]._option_string_actions, iter(words)
     for word in left:
         action = actions.get(word.partition("=")[0])
         if action is None or action.dest not in SEARCHES:
             yield word
         elif action.nargs != 0 and "=" not in word:
             next(left, None)
+        if action is not None and action.dest == "samples" and not any("--sequence-length" in one for one in words):
+            yield from ("--sequence-length", "N")  # which the samples told
 
 
 def _hint(argument: str, parser: argparse.ArgumentParser) -> str:

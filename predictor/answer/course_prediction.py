@@ -78,7 +78,7 @@ def predict_course(workload: Workload, samples: Samples, request: Request, *, lo
                                 replace(request, evaluating=evaluating), progress, tell)
         check_samples(taken, simulation.tokens_per_image, simulation.positions)
         if evaluating:
-            check_samples(evaluating.samples, simulation.tokens_per_image, simulation.positions, "eval_samples")
+            check_samples(evaluating.samples, simulation.eval_tokens_per_image, simulation.positions, "eval_samples")
         prediction = _prediction(simulation, evaluates=evaluating is not None, loops=loops)
         left_out = (LEFT_OUT,) if evaluates and evaluating is None else ()
         return replace(prediction, assumptions=left_out + decisive_defaults(prediction))

@@ -287,8 +287,13 @@ class Simulation:
 
     @property
     def tokens_per_image(self) -> int:
-        """Tokens that an image fills; 0 if no sample has one."""
-        return max(runs.tokens_per_image for runs in (self._runs, self._evaluation) if runs is not None)
+        """Tokens that an image of training fills; 0 if no sample has one."""
+        return self._runs.tokens_per_image
+
+    @property
+    def eval_tokens_per_image(self) -> int:
+        """Tokens that an image of the evaluations fills; 0 if none is evaluated."""
+        return self._evaluation.tokens_per_image if self._evaluation else 0
 
     @property
     def positions(self) -> int | None:

@@ -74,7 +74,8 @@ def verdict(prediction: Prediction, *, advises: bool = True) -> str:
         advises: whether to say, where no GPU is named, how to name one.
     """
     reserved = prediction.reserved
-    of = " by training's largest batch" if prediction.course and prediction.course.eval_steps else ""
+    course = prediction.course
+    of = " by training's largest batch" if course and course.eval_steps and not course.fails_in_training else ""
     peak = f"{size_text(prediction.peak_allocated_bytes)} allocated{of}, {size_text(reserved.bytes)} reserved"
     if prediction.verdict is None:
         kernels = prediction.provenance.get("kernels_of")

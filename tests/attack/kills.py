@@ -93,12 +93,29 @@ class Killer:
                     process.wait(draw.uniform(0.02, 1.02) * seconds)
                 running += process.poll() is None
                 wrong += _struck(scene, directory, process, how)
-            code, said = ended(scene.words, directory)
-            if code not in scene.codes:
-                wrong.append(f"after the kill: exit code {code}: {said[-800:]}")
-            elif (found := scene.result(directory)) != expected:
-                wrong.append(f"after the kill another result: {str(found)[:300]}, not {str(expected)[:300]}")
+            wrong += run_again(scene, directory, expected)
         return Kill(running, wrong)
+
+
+def run_again(scene: Scene, directory: Path, expected: Any) -> list[str]:
+    """Runs a scene's command to its end in a directory that it was stopped in: what is wrong with its end, or its result."""
+    code, said = ended(scene.words, directory)
+    if code not in scene.codes:
+        return [f"afterwards exit code {code}: {said[-800:]}"]
+    try:
+        found = scene.result(directory)
+    except Exception as error:
+        return [f"afterwards no result: {type(error).__name__}: {error}; {said[-800:]}"]
+    return [] if found == expected else [f"afterwards another result: {str(found)[:300]}, not {str(expected)[:300]}"]
+
+
+def unreadable(path: Path, reads: Callable[[Path], Any]) -> list[str]:
+    """A line if a file that must be whole cannot be read."""
+    try:
+        reads(path)
+    except Exception as error:
+        return [f"{path.name} is half-written: {type(error).__name__}: {error}"]
+    return []
 
 
 def _struck(scene: Scene, directory: Path, process: subprocess.Popen, how: signal.Signals) -> list[str]:
@@ -123,11 +140,7 @@ def _struck(scene: Scene, directory: Path, process: subprocess.Popen, how: signa
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     for pattern, reads in scene.whole.items():
-        for path in directory.glob(pattern):
-            try:
-                reads(path)
-            except Exception as error:
-                wrong.append(f"{path.name} is half-written: {type(error).__name__}: {error}")
+        wrong += [line for path in directory.glob(pattern) for line in unreadable(path, reads)]
     return wrong
 
 

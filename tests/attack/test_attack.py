@@ -130,7 +130,6 @@ import sys
 from pathlib import Path
 from tests.attack.inputs import Input
 from tests.attack.judge import judge
-from tests.attack.kills import PLAN, SCENES, Killer
 from tests.attack.targets import TARGETS
 TARGETS["it"] = lambda *words: bytearray(600 << 20)
 print(judge(Input("it"), Path(sys.argv[1])).problem)

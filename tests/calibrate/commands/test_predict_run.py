@@ -130,9 +130,10 @@ def test_a_workload_that_is_not_predicted_is_answered_by_the_command_that_its_er
 def test_the_command_that_an_error_names_has_no_options_of_a_course(tmp_path, capfd):
     (tmp_path / "lengths.csv").write_text("tokens\n300\n400\n")
     job = ["gpt2", "--gpu", "l4", "--padding", "packed"]
-    course = ["--samples", str(tmp_path / "lengths.csv"), "--steps=3", "--packing", "bfd", "--drop_last"]
-    assert error_of(capfd, *job, *course, "--sequence-length", "512").endswith(
-        f"peakcast predict --run {' '.join(job)} --sequence-length 512 would run it on an emulated GPU")
+    course = ["--samples", str(tmp_path / "lengths.csv"), "--steps=3", "--drop_last"]
+    for given, proposed in (("--packing", "bfd", "--sequence-length", "512"), "512"), ((), "N"):
+        assert error_of(capfd, *job, *course, *given).endswith(
+            f"peakcast predict --run {' '.join(job)} --sequence-length {proposed} would run it on an emulated GPU")
 
 
 @pytest.mark.parametrize("words, error", [

@@ -107,6 +107,14 @@ def test_a_mistake_is_one_line(capsys, lengths, words, message):
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
 
 
+def test_samples_and_evaluated_ones_are_checked_by_the_pictures_of_each(capsys, tmp_path):
+    (tmp_path / "t.csv").write_text("tokens,images\n400,1\n")  # 256 tokens of an image of 448 pixels a side
+    (tmp_path / "e.csv").write_text("tokens,image_sizes\n1400,896x896\n")  # 1,024
+    code = cli.main(["predict", "qwen2-vl-2b", "--image-size", "448", "--samples", str(tmp_path / "t.csv"), "--eval-samples", str(tmp_path / "e.csv"),
+                     "--eval-steps", "1", "--steps", "1", "--gpu", "h100-80gb", "--seeds", "1"])
+    assert code == 0 and " of 78.35 GiB." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("option, course", [("samples", ()), ("samples", ("--steps", "2")), ("eval_samples", ("--steps", "2"))])
 def test_samples_that_are_longer_than_the_model_are_refused(capsys, tmp_path, option, course):
     files = {name: tmp_path / f"{name}.csv" for name in ("samples", "eval_samples")}
