@@ -55,7 +55,7 @@ def run(batch: Batch, root: Path = ROOT, *more: str) -> dict[str, Any]:
             problem = str(error)
         current = Path(name) / CURRENT
         last = json.loads(current.read_text()) if current.is_file() else None
-    return {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}]}
+    return {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}], "digests": ""}
 
 
 def again(findings: Iterator[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:

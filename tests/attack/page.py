@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from predictor.model import models
 from tests.attack.seeded_bugs import OWN
+from tests.attack.worker import DIGEST_BYTES
 
 Row = Mapping[str, Any]
 NOT_RUN = "not run: nothing may be mounted here"
@@ -35,6 +37,7 @@ class Summary:
     Attributes:
         formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, and of the refused ones
             those that only lack a formula.
+        distinct: name of a format -> digests of its inputs, each once.
         relations: relation -> how often it was checked.
         kills: scene and signal -> kills of a command that ran, kills that came after its end, and kills with another end.
         disturbances: name -> what is wrong.
@@ -43,6 +46,7 @@ class Summary:
 
     dates: set[str] = field(default_factory=set)
     formats: dict[str, list[float]] = field(default_factory=dict)
+    distinct: dict[str, set[bytes]] = field(default_factory=dict)
     relations: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
@@ -61,7 +65,10 @@ class Summary:
         return summary
 
     def _add_fuzz(self, row: Row) -> None:
-        one = self.formats.setdefault(row["name"].partition("/")[0], [0, 0, 0, 0.0, 0, 0])
+        name, digests = row["name"].partition("/")[0], base64.b64decode(row["digests"])
+        self.distinct.setdefault(name, set()).update(
+            digests[place:place + DIGEST_BYTES] for place in range(0, len(digests), DIGEST_BYTES))
+        one = self.formats.setdefault(name, [0, 0, 0, 0.0, 0, 0])
         for place, name in enumerate(("inputs", "refused", "problems")):
             one[place] += row[name]
         one[3], one[4] = max(one[3], row["seconds"]), max(one[4], row["bytes"])
@@ -120,7 +127,8 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The sums in words."""
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
-        yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
+        distinct = sum(map(len, self.distinct.values()))
+        yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {distinct:,} of them distinct, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
                f"{self.total(2)} findings; "
                f"at most {most_seconds:.1f} s and {most_bytes / 1e6:.0f} MB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
@@ -146,15 +154,15 @@ def text(summary: Summary) -> str:
 
 def _formats(summary: Summary) -> Iterator[str]:
     yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MB of resident memory.",
-                "Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
+                "A batch judges an input once; two batches may judge the same one. Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
-                "|---|---:|---:|---:|---:|---:|---:|")
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
+                "|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
+        yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
 
 
 def _relations(summary: Summary) -> Iterator[str]:

@@ -12,7 +12,9 @@ command in a process of its own, because earlier inputs leave some behind.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -25,6 +27,8 @@ from typing import Any
 MOST_ADDRESSES = 8 << 30
 """Limit on the worker's addresses, so that a finding does not take the machine's memory."""
 CURRENT = "current.json"
+DIGEST_BYTES = 5
+"""Of an input: among a million there is one pair alike by chance, or none."""
 MOST_FINDINGS = 20
 """Findings of a batch that are kept; all are counted."""
 
@@ -34,7 +38,10 @@ class Enough(BaseException):
 
 
 def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bool = False) -> dict[str, Any]:
-    """Judges inputs, which a format and a seed decide, and counts what became of them."""
+    """Judges inputs, which a format and a seed decide, each once, and counts what became of them.
+
+    ``digests`` are those of all that were judged, so that inputs of several batches are counted once, too.
+    """
     from tests.attack import programs
     from tests.attack.formats import each
     from tests.attack.inputs import Input
@@ -44,12 +51,18 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     tokenized = grammar in TOKENIZED
     if tokenized:
         imported()
+    seen: dict[bytes, None] = {}
     done: dict[str, Any] = {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": 0, "findings": []}
     inside = directory / "inside"
     inside.mkdir(exist_ok=True)
 
     def judged(given: Input) -> None:
-        (directory / CURRENT).write_text(json.dumps(given.to_json()))
+        text = json.dumps(given.to_json())
+        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        if digest in seen:
+            return
+        seen[digest] = None
+        (directory / CURRENT).write_text(text)
         found = judge(given, inside, tokenized)
         if not tokenized and found.problem and found.problem.startswith(MEMORY):
             found = Judgement(**programs.answer("worker", "--current", directory))
@@ -66,7 +79,7 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
 
     with nothing_traced(tokenized), contextlib.suppress(Enough):
         each(grammar, seed, inputs, judged)
-    return done | {"seconds": round(done["seconds"], 2)}
+    return done | {"seconds": round(done["seconds"], 2), "digests": base64.b64encode(b"".join(seen)).decode()}
 
 
 def alone(directory: Path) -> dict[str, Any]:
