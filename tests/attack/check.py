@@ -61,7 +61,8 @@ class Work:
 
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="one part (repeat for further parts); default: all")
-    parser.add_argument("--inputs", type=int, default=100_000, metavar="N", help="fuzzed inputs; default: 100,000")
+    parser.add_argument("--inputs", type=int, default=220_000, metavar="N",
+                        help="fuzzed inputs, of which half are distinct; default: 220,000")
     parser.add_argument("--relations", type=int, default=20_000, metavar="N", help="relations, about; default: 20,000")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of formats, rounds, kills or bugs")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing after so many minutes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Summary:
         formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, and of the refused ones
             those that only lack a formula.
         distinct: name of a format -> digests of its inputs, each once.
+        findings: format, problem and input of each that is kept.
         relations: relation -> how often it was checked.
         kills: scene and signal -> kills of a command that ran, kills that came after its end, and kills with another end.
         disturbances: name -> what is wrong.
@@ -47,6 +49,7 @@ class Summary:
     dates: set[str] = field(default_factory=set)
     formats: dict[str, list[float]] = field(default_factory=dict)
     distinct: dict[str, set[bytes]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
     relations: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
@@ -69,10 +72,11 @@ class Summary:
         self.distinct.setdefault(name, set()).update(
             digests[place:place + DIGEST_BYTES] for place in range(0, len(digests), DIGEST_BYTES))
         one = self.formats.setdefault(name, [0, 0, 0, 0.0, 0, 0])
-        for place, name in enumerate(("inputs", "refused", "problems")):
-            one[place] += row[name]
+        for place, column in enumerate(("inputs", "refused", "problems")):
+            one[place] += row[column]
         one[3], one[4] = max(one[3], row["seconds"]), max(one[4], row["bytes"])
         one[5] += row["untraced"]
+        self.findings += [f"{name}: {' '.join(found['problem'].split())[:200]}: `{json.dumps(found['input'])[:600]}`" for found in row["findings"]]
 
     def _add_relations(self, row: Row) -> None:
         self.relations.update(row["checked"])
@@ -163,6 +167,8 @@ def _formats(summary: Summary) -> Iterator[str]:
                 "|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
         yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
+    if summary.findings:
+        yield from ("", "Findings:", "", *(f"- {line}" for line in summary.findings))
 
 
 def _relations(summary: Summary) -> Iterator[str]:

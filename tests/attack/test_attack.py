@@ -186,6 +186,7 @@ def test_rows_add_up():
         "1 kills of a running command, and 1 just after its end: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
+    assert "- shell: traceback: KeyError: `null`" in text
     assert "| shell | 1,500 | 2 | 1,000 | 34 | 1 | 1.5 | 94 |" in text and "| another | abc | **not found** |" in text
     assert Branches(4, 3, 9, 9).share == 0.75
 
