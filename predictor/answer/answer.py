@@ -33,7 +33,7 @@ EVALUATED, NOT_EVALUATED = "logits that an evaluation keeps for metrics", "evalu
 
 
 def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: bool,
-           minimum_capacity_bytes: int | None) -> Prediction:
+           minimum_capacity_bytes: int | None, with_cautions: bool = True) -> Prediction:
     """Builds the prediction from a job's run and its allocator simulation.
 
     Args:
@@ -42,6 +42,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         with_timeline: also return the curve of live bytes and the candidates for the peak.
         with_history: also return the memory history, as PyTorch would record it.
         minimum_capacity_bytes: the result of that search; None if it was not run.
+        with_cautions: also judge the job in other loops, which takes longer than the rest.
     """
     workload, described, margin = job.workload, job.described(), job.margin
     run, simulation, capacity = outcome.run, outcome.simulation, workload.capacity
@@ -72,7 +73,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         candidates=_candidates(run, job) if with_timeline else (),
         curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
-        cautions=cautions(job, outcome.verdict, bound),
+        cautions=cautions(job, outcome.verdict, bound) if with_cautions else (),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
 
 

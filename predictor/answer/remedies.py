@@ -16,6 +16,7 @@ from predictor.answer.prediction import Prediction, Remedy
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress, Tell, silent
+from predictor.engine.tape import MOST_BUFFERS, TooManyBuffers
 from predictor.formula import learned, store
 from predictor.jobs import dispatch
 from predictor.jobs.survival import FITS, Peaks
@@ -340,6 +341,8 @@ def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
     except store.NotTraced:
         return replace(untried, why_not="it has no formula yet", needs_trace=True)
     except InputError as error:
+        if isinstance(error, TooManyBuffers):
+            before.seconds += 2 * MOST_BUFFERS / OWN_PER_SECOND  # each was allocated and freed
         return replace(untried, why_not=str(error))
 
 

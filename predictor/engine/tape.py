@@ -21,6 +21,14 @@ _FACTOR = {factor: index for index, factor in enumerate(FACTORS)}
 _MOMENT = {moment: index for index, moment in enumerate(MOMENTS)}
 
 
+class TooManyBuffers(InputError):
+    """An engine would add more than :data:`MOST_BUFFERS` buffers, which is known after so many were composed."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the engine allocates more than {MOST_BUFFERS:,} buffers on a GPU, too many to simulate, "
+                         "because each gradient is cut into a piece for each GPU: give fewer GPUs")
+
+
 @dataclass(slots=True)
 class EngineBuffers:
     """The buffers that an engine adds, one list for each attribute.
@@ -123,8 +131,7 @@ class Tape:
         """Returns the number of a new buffer that is not allocated yet: :meth:`allocate_declared` does that later."""
         buffers = self.buffers
         if len(buffers.sizes) == MOST_BUFFERS:
-            raise InputError(f"the engine allocates more than {MOST_BUFFERS:,} buffers on a GPU, too many to simulate, "
-                             "because each gradient is cut into a piece for each GPU: give fewer GPUs")
+            raise TooManyBuffers
         buffers.sizes.append(size_bytes)
         buffers.streams.append(stream)
         buffers.factors.append(_FACTOR[factor])

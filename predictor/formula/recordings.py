@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from predictor.events.regimes import FEWEST_UNITS, NotOneRegime, Regime
@@ -24,42 +23,52 @@ WHOLE = 2
 
 
 class OfRegime:
-    """Records shapes that share one list of events.
+    """Records shapes that share one list of events, or whose lists can be folded to that of the first shape.
+
+    The whole model is traced at two shapes. In a family these have two and three units, which shows the loops of the
+    whole model and, beside them, those of few layers. Further numbers of units prove the loops of few layers.
 
     Args:
         known: recordings of the whole model so far; new ones are added.
-        whole: the number of shapes at which the whole model is traced in any case.
     """
 
-    repeats = None
-
-    def __init__(self, model: Any, record: Record, known: Known, whole: int = WHOLE) -> None:
-        self._model, self._record, self._known, self._number = model, record, known, whole
+    def __init__(self, regime: Regime, model: Any, record: Record, known: Known) -> None:
+        self._regime, self._model, self._record, self._known = regime, model, record, known
+        self._folded = self._new_folded()
         self._whole: dict[Shape, Recording] = {}
         self._few: FewLayers | None = None
 
+    @property
+    def repeats(self) -> Repeats | None:
+        """The loops of a family; None of other regimes."""
+        return self._folded.repeats if isinstance(self._folded, Folded) else None
+
     def at(self, shape: Shape) -> Recording:
-        """The recording of a shape.
+        """The recording of a shape, with the events of the first.
 
         Raises:
-            NotOneRegime: its list of events is not that of the first shape.
+            NotOneRegime: its list of events is not that of the first shape, nor folds to it.
         """
-        if len(self._whole) == self._number:
+        if len(self._whole) == WHOLE:
             self._few = self._few_layers()
         few = self._of_few_layers(shape)
         if few:
             return few
         if shape not in self._known:
             self._known[shape] = self._record(shape)
-        recording = self._known[shape]
+        recording = self._folded(self._known[shape], shape)
         same_list(next(iter(self._whole.values()), recording), recording, shape)
         self._whole[shape] = recording
         return recording
 
+    def _new_folded(self) -> Callable[[Recording, Shape], Recording]:
+        return Folded(self._regime) if self._regime.is_family else lambda recording, _: recording
+
     def _few_layers(self) -> FewLayers | None:
         """The recorder of few layers, made once; None if they do not give what the whole model does."""
+        folded = self._new_folded()
         try:
-            return self._few or FewLayers(self._model, self._record, self._whole)
+            return self._few or FewLayers(self._model, lambda shape: folded(self._record(shape), shape), self._whole)
         except NotOneRegime:
             return None
 
@@ -71,23 +80,15 @@ class OfRegime:
             return None
 
 
-class OfFamily:
-    """Records shapes of a family of regimes, with the events of its smallest member.
-
-    The first three shapes have different numbers of units. The whole model is traced at them: the first two show the
-    loops, the third proves them.
-
-    Args:
-        known: as of :class:`OfRegime`.
+class Folded:
+    """Folds recordings to the events of a family's smallest member, which comes first.
 
     Attributes:
-        repeats: the loops that larger members have more passes of, once two shapes are recorded.
+        repeats: the loops that larger members have more passes of, once the recording of a larger one was folded.
     """
 
-    def __init__(self, family: Regime, model: Any, record: Record, known: Known) -> None:
+    def __init__(self, family: Regime) -> None:
         self._family = family
-        self._new = partial(OfRegime, model, record, known, 1)
-        self._members: dict[int, OfRegime] = {}
         self._fewest: Recording | None = None
         self._folding: Folding | None = None
 
@@ -95,16 +96,14 @@ class OfFamily:
     def repeats(self) -> Repeats | None:
         return self._folding.repeats if self._folding else None
 
-    def at(self, shape: Shape) -> Recording:
-        """The recording of a shape; the first is one of the fewest units.
+    def __call__(self, recording: Recording, shape: Shape) -> Recording:
+        """The recording of a shape with the events of the fewest units.
 
         Raises:
             NotOneRegime: the regimes are no family.
         """
         units = self._family.units(shape)
-        recording = self._members.setdefault(units, self._new()).at(shape)
-        if self._fewest is None:
-            self._fewest = recording
+        self._fewest = self._fewest or recording
         if units == FEWEST_UNITS:
             return recording
         self._folding = self._folding or Folding(self._fewest, recording, FEWEST_UNITS)

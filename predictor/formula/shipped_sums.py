@@ -22,14 +22,14 @@ def text(directory: Path) -> str:
 
 
 def check(path: Path) -> None:
-    """Compares a formula's file with its sum, if there is one beside it.
+    """Compares a formula's file with its sum beside it.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: the file is damaged, or it has no sum there.
     """
     sums = path.parent / NAME
     expected = _sums(sums, sums.stat().st_mtime_ns).get(path.name) if sums.is_file() else None
-    if expected is not None and _sum(path) != expected:
+    if _sum(path) != expected:
         raise InputError(f"{path}: is damaged, as its SHA-256 is not that in {NAME}: install peakcast again")
 
 

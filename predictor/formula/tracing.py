@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from predictor.trace.recorder import Recording
 
 
+def load() -> None:
+    """Imports what every trace needs, which takes seconds."""
+    from predictor.formula import fit, recordings  # noqa: F401
+    from predictor.model import parser  # noqa: F401
+    from predictor.trace import inputs, trace  # noqa: F401
+
+
 def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
     """Traces and fits one regime.
 
@@ -172,13 +179,12 @@ def _traced(traced: _Traced, key: Key, progress) -> Formula:
 def _fitted(traced: _Traced, key: Key, facts: ModelFacts, progress) -> tuple[MicroStep, Repeats | None]:
     """The micro-step of a regime, and the loops of a family."""
     from predictor.formula import fit
-    from predictor.formula.recordings import OfFamily, OfRegime
+    from predictor.formula.recordings import OfRegime
 
     brings = key.generation.brings if key.generation else 0
     shapes, with_squares = (regimes.traced_shapes(key.regime, lambda images: max(facts.room(images), brings),
                                                   squares=squares) for squares in (False, True))
-    whole = traced.model, traced.record, traced.recordings
-    recorder = OfFamily(key.regime, *whole) if key.regime.is_family else OfRegime(*whole)
+    recorder = OfRegime(key.regime, traced.model, traced.record, traced.recordings)
     recordings = [recorder.at(shape) for shape in (progress(shapes) if progress else shapes)]
     parameters, packed = [parameter.name for parameter in facts.parameters], key.padding == "packed"
     try:

@@ -20,7 +20,7 @@ from predictor.common import start, streams
 from predictor.common.errors import InputError
 from predictor.common.progress import Progress
 from predictor.common.storage import cache_directory
-from predictor.formula import interpreter
+from predictor.formula import interpreter, tracing
 from predictor.formula.interpreter import Interpreter
 from predictor.plan.memory import Memory, Question
 from predictor.plan.setting import Setting
@@ -45,8 +45,12 @@ class Order(NamedTuple):
     chosen: Interpreter | None
 
 
-def traced_for(order: Order, progress: Progress | None = None) -> int:
-    """Answers a question, and returns the number of formulas that were traced for it."""
+def traced_for(order: Order | None, progress: Progress | None = None) -> int:
+    """Answers a question, and returns the number of formulas that were traced for it. Without an order, only loads what
+    all traces need."""
+    if order is None:
+        tracing.load()
+        return 0
     memory = Memory(progress, short=set(order.short))
     with (suppress(InputError),  # the walk names what cannot be predicted
           interpreter.tracing_in(order.chosen) if order.chosen else nullcontext()):
@@ -62,9 +66,14 @@ class Task(NamedTuple):
 
 
 class Background:
-    """Processes that answer questions, until the block ends. They start when there is a question for them."""
+    """Processes that answer questions, until the block ends. They start when a question will come, or is there.
+
+    Attributes:
+        later: questions of the next walk.
+    """
 
     def __init__(self, memory: Memory) -> None:
+        self.later: Sequence[Question] = ()
         self._memory = memory
         self._tasks: dict[Hashable, Task] = {}
         self._asked: set[Hashable] = set()
@@ -88,9 +97,14 @@ class Background:
         self._tasks = {key: task for key, task in self._tasks.items() if not task.traced.cancelled()}
         self._count()
 
-    def begin(self, questions: Sequence[Question]) -> None:
-        """Hands out the questions that need formulas which nobody traces yet."""
-        for question in questions if self._number else ():
+    def warm(self) -> None:
+        """Starts the processes, which load what traces need before there is a question for them."""
+        for _ in range(0 if interpreter.CHOSEN.get() else self._number):
+            self._threads.submit(self._answer, None)
+
+    def begin(self, questions: Sequence[Question], *, with_later: bool = False) -> None:
+        """Hands out the questions that need formulas which nobody traces yet, and then those of the next walk."""
+        for question in [*questions, *(self.later if with_later else ())] if self._number else ():
             seen = question.setting, question.micro_steps
             key = None if seen in self._seen else self._memory.missing(question)
             self._seen.add(seen)
@@ -130,7 +144,7 @@ class Background:
         for key in [key for key, task in self._tasks.items() if task.traced.done()]:
             self._memory.counts.traced += self._tasks.pop(key).traced.result()
 
-    def _answer(self, order: Order) -> int:
+    def _answer(self, order: Order | None) -> int:
         """Hands an order to the process of this thread, and returns the number of formulas that were traced for it."""
         if self._is_over:
             return 0

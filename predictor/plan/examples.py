@@ -12,6 +12,7 @@ from predictor.common.errors import InputError
 from predictor.formula import store
 from predictor.jobs.training_job import Job
 from predictor.plan import cost
+from predictor.plan.background import Background
 from predictor.plan.memory import Memory
 from predictor.plan.minimum_states import least_bytes
 from predictor.plan.setting import Setting
@@ -24,8 +25,8 @@ Group = tuple[int, str, bool, Any]
 class Examples:
     """A predictable job for each model that trains. The cost estimate takes facts from it."""
 
-    def __init__(self, around: Space, memory: Memory) -> None:
-        self.space, self.memory = around, memory
+    def __init__(self, around: Space, memory: Memory, background: Background) -> None:
+        self.space, self.memory, self.background = around, memory, background
         self.jobs: dict[Group, Job | InputError] = {}
         self.settings: dict[Group, list[Setting]] = {}
         for setting in around.settings:
@@ -76,6 +77,8 @@ class Examples:
         none can."""
         problem: InputError | None = None
         for traces in (False, True):
+            if traces:
+                self.background.warm()
             problem, refused = None, []
             for setting in settings:
                 try:

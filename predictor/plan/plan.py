@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any
 
-from predictor.answer.cautions import of_framework
+from predictor.answer.cautions import cautions, of_framework
 from predictor.answer.prediction import Remedy
 from predictor.answer.remedies import remedies
 from predictor.common.errors import InputError
@@ -33,6 +33,7 @@ from predictor.plan.search import (
     Queue,
     Telling,
     Wanted,
+    any_shape,
     differing,
     keeps_formulas,
     predicted,
@@ -184,9 +185,9 @@ def plan(given: Mapping[str, Any], wanted: Wanted = COST, *, trace: bool = True,
         around = space(given, wanted.vary, wanted.keep, label, wanted.gpus, _present(whole, source), wanted.firm)
     _check_length(around.settings[0], wanted)
     memory = Memory(telling.tracing, trace)
-    examples = Examples(around, memory)
-    waiting = Waiting.of(around, examples.job, wanted, label)
     with Background(memory) as background:
+        examples = Examples(around, memory, background)
+        waiting = Waiting.of(around, examples.job, wanted, label)
         found, queues = _searched(waiting, examples, wanted, telling, background)
     if not found.fitting and not found.failed:
         raise nothing(found.left_out)
@@ -224,7 +225,8 @@ def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, telling: Tel
     Settings that rank after all that was wanted are not looked at: their facts may need traces.
     """
     found, queues = Found(left_out=list(waiting.left_out)), list[Queue]()
-    for rows in waiting.ranks:
+    ranks = list(waiting.ranks)
+    for rows, later in zip(ranks, [*ranks[1:], []]):
         if found.is_enough(wanted.top, [setting for setting, _ in rows]):
             found.unseen += [setting for setting, _ in rows]
             continue
@@ -234,6 +236,7 @@ def _searched(waiting: Waiting, examples: Examples, wanted: Wanted, telling: Tel
                 ready.append(queue(setting, shapes, wanted.maximize, *examples.known(setting)))
             except InputError as error:
                 found.left_out.append((setting, str(error)))
+        background.later = [any_shape(setting, shapes) for setting, shapes in later]
         walk(ready, examples.memory, wanted.top, _capacity(examples.job.workload), found, telling, background)
         queues += ready
     found.fitting = [row for _, rows in groupby(found.fitting, key=_worth) for row in sorted(
@@ -303,11 +306,12 @@ def _maxima(best: Configuration, queues: Sequence[Queue], wanted: Wanted, memory
 
 
 def _with_cautions(best: Configuration, source: Source | None, memory: Memory) -> Configuration:
-    """The configuration with what the user's framework may take beyond it, too."""
+    """The configuration with its cautions, also of what the user's framework may take beyond it."""
     shape, prediction = best.candidate, best.prediction
     job = memory.job(best.setting, Point(shape.batch, shape.sequence), shape.accumulation)
+    found = cautions(job, prediction.verdict, prediction.reserved)
     more = of_framework(job, source, prediction.reserved)
-    return replace(best, prediction=replace(prediction, cautions=(*prediction.cautions, *more)))
+    return replace(best, prediction=replace(prediction, cautions=(*found, *more)))
 
 
 def _own_files(whole: Mapping[str, Any] | None, source: Source | None, best: Configuration | None, *, trace: bool,

@@ -220,7 +220,8 @@ def walk(queues: Sequence[Queue], memory: Memory, wanted: int, capacity_bytes: i
         step = Step(queue.setting, len(waiting), found.fitting[0] if found.fitting else None)
         telling.step(step)
         following = heapq.nsmallest(wanted - len(found.fitting) - 1, waiting)
-        background.begin([_question(other) for _, _, other in following])
+        goes_on = len(found.fitting) + 1 + len(waiting) < wanted  # even if all that are left fit
+        background.begin([_question(other) for _, _, other in following], with_later=goes_on)
         question = _question(queue)
         background.finish(question, partial(telling.step, step))
         try:
@@ -262,16 +263,21 @@ def keeps_formulas(queue: Queue, memory: Memory) -> bool:
 
 
 def predicted(queue: Queue, memory: Memory, *, minimum_capacity: bool = False) -> Configuration:
-    """The full prediction of a setting at the best shape that it has left, including gradient accumulation."""
+    """The prediction of a setting at the best shape that it has left, with all its micro-steps, without cautions."""
     chosen = queue.candidates[queue.at]
     job = memory.job(queue.setting, _point(chosen), chosen.accumulation)
     outcome = job.judge()
     queue.doubted = outcome.failure.run.rank if outcome.failure else None
-    prediction = answer(job, outcome, with_timeline=False, with_history=False,
+    prediction = answer(job, outcome, with_timeline=False, with_history=False, with_cautions=False,
                         minimum_capacity_bytes=job.minimum_capacity() if minimum_capacity else None)
     memory.counts.simulated += 1
     cost = queue.estimated(chosen.batch, chosen.accumulation, chosen.sequence or 0)
     return Configuration(queue.setting, chosen, cost, prediction)
+
+
+def any_shape(setting: Setting, shapes: Sequence[Candidate]) -> Question:
+    """Which of all shapes of a setting fit, before it is known which is the best."""
+    return Question(setting, min(shapes[0].accumulation, MICRO_STEPS), sorted(set(map(_point, shapes))), ())
 
 
 def _question(queue: Queue) -> Question:

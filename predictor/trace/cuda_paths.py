@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from predictor.trace import rms_norm
 from predictor.trace.autocast import STAND_IN, cast_as_one_operator
+from predictor.trace.host_values import unread
 from predictor.trace.operators import batch_norms, convolution
 from predictor.trace.operators.call import has
 
@@ -98,8 +99,9 @@ def _math(query, key, value, mask, options: Options):
     root = math.sqrt(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     scaled = wide_query * root
     if options.is_causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device="meta").tril()
-        mask = _as_float(mask, scaled.dtype)
+        with unread():
+            mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device="meta").tril()
+            mask = _as_float(mask, scaled.dtype)
     whole_key, whole_value = wide_key, wide_value
     if options.enable_gqa:
         whole_key, whole_value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, ValuesView
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,7 +19,18 @@ from torch.utils._pytree import tree_map
 
 from predictor.model.control_tensors import is_discrete
 
+_IS_UNREAD = ContextVar("_IS_UNREAD", default=False)
 _FACTORY_KEYWORDS = {"device": torch.device("cpu"), "pin_memory": False}
+
+
+@contextmanager
+def unread() -> Iterator[None]:
+    """Inside this context results get no values: for tensors that no code of a model sees."""
+    token = _IS_UNREAD.set(True)
+    try:
+        yield
+    finally:
+        _IS_UNREAD.reset(token)
 
 
 class HostValues:
@@ -61,6 +74,8 @@ class HostValues:
         """Updates the host values of an operator's integer and boolean results, after it ran on meta tensors."""
         fresh = [out for out in outputs if is_discrete(out) and not self._has(out)]
         if not fresh and not (func._schema.is_mutable and any(map(is_discrete, outputs))):
+            return
+        if _IS_UNREAD.get():
             return
         results = self.run(func, args, kwargs)
         results = results if results and len(results) == len(outputs) else None

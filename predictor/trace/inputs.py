@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
 from typing import Any
@@ -57,6 +58,9 @@ def _padded(batch: dict[str, torch.Tensor], padding: str) -> dict[str, torch.Ten
         batch = batch | {"position_ids": torch.arange(length).expand(rows, -1)}
         return {name: values.reshape(1, -1) for name, values in batch.items()}
     return batch
+_RUNS: dict[Hashable, dict[tuple[Size | None, int], list[int]]] = {}
+"""Configuration, sizes of images and frames of videos -> what :meth:`Inputs._runs` found, which takes a run of the
+vision tower. It does not depend on how the model trains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +79,6 @@ class Inputs:
     model: Any
     image_sizes: tuple[Size, ...] = ()
     video_frames: int | None = None
-    _known_runs: dict[tuple[Size | None, int], list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens_per_image(self) -> int:
@@ -105,6 +108,10 @@ class Inputs:
         if (size, count) not in self._known_runs:
             self._known_runs[size, count] = self._compute_runs(size, count)
         return self._known_runs[size, count]
+
+    @cached_property
+    def _known_runs(self) -> dict[tuple[Size | None, int], list[int]]:
+        return _RUNS.setdefault((self.config.fingerprint, self.image_sizes, self.video_frames), {})
 
     def _compute_runs(self, size: Size | None, count: int) -> list[int]:
         if self.config.kind is Modality.AUDIO_TEXT:

@@ -360,6 +360,14 @@ def test_changes_that_there_was_no_time_to_make_together_are_named(monkeypatch):
     assert not any(len(remedy.changes) > 1 for remedy in judged)
 
 
+def test_changes_with_more_buffers_than_are_simulated_take_their_part_of_the_time():
+    """With the optimizer on the host each of 65,536 GPUs has its part of a gradient, which is composed for half a
+    second before that is known. Without that time the search went on for six."""
+    job = Workload(model="llava-1.5-7b", recipe="pretrain", per_device_train_batch_size=16, sequence_length=1024, zero_stage=1,
+                   data_parallel_size=65_536, gpu="rtx-4070-ti")
+    assert [remedy.changes for remedy in remedies(job) if remedy.needs_time] == [("several changes together",)]
+
+
 def test_of_unequal_gpus_the_remedies_are_those_of_the_one_where_the_job_fits_worst():
     workload = Workload(**LLAVA | {"zero_stage": 2, "data_parallel_size": 8, "gpu": "a100-80gb"})
     found = with_remedies(predict(workload, also_gpus=["l40s"]), workload).remedies

@@ -236,7 +236,7 @@ def holding(number: int, own, size):
 
 
 def check_every_shape_is_that_of_the_whole_model(traced: tracing._Traced) -> None:
-    found = map(recordings.OfRegime(traced.model, traced.record, {}).at, SHAPES)
+    found = map(recordings.OfRegime(traced.key.regime, traced.model, traced.record, {}).at, SHAPES)
     assert list(map(sizes_of, found)) == [sizes_of(traced.record(shape)) for shape in SHAPES]
 
 
@@ -281,7 +281,7 @@ def test_a_shape_at_which_few_layers_have_other_events_is_traced_with_all_of_the
         return recording
 
     whole = traced.record(SHAPES[0])
-    found = list(map(recordings.OfRegime(traced.model, record, {}).at, SHAPES))
+    found = list(map(recordings.OfRegime(traced.key.regime, traced.model, record, {}).at, SHAPES))
     assert SHAPES[2] in few_at
     assert list(map(sizes_of, found)) == [sizes_of(traced.record(shape)) for shape in SHAPES]
 

@@ -74,6 +74,17 @@ def test_a_damaged_shipped_formula_is_one_line(tmp_path, monkeypatch):
         store._load(tmp_path / name, 2)
 
 
+def test_a_shipped_formula_without_a_sum_is_one_line(tmp_path, monkeypatch):
+    path = next(store.shipped_directory().glob("*.npz"))
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(store, "shipped_directory", lambda: tmp_path)
+    for sums in (None, "", "0" * 64 + "  another.npz\n"):
+        if sums is not None:
+            (tmp_path / shipped_sums.NAME).write_text(sums)
+        with pytest.raises(InputError, match=f"{path.name}: is damaged, as its SHA-256 is not that in SHA256SUMS"):
+            store._load(tmp_path / path.name, 1)
+
+
 USUAL = {one.config.name: one for one in reversed(list(usual()))
          if one.keys[0].sdpa_backend == "cudnn" and one.keys[0].regime.samples is Amount.MANY}
 """The first usual job of each model with several samples, whose formula was made with a model that others used."""

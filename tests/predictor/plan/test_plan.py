@@ -17,6 +17,7 @@ from predictor.common.errors import InputError
 from predictor.events.model_facts import Parameter
 from predictor.jobs import dispatch
 from predictor.plan import Telling, Wanted, document, launch, plan
+from predictor.plan.background import Background
 from predictor.plan.examples import Examples, nothing
 from predictor.plan.knobs import Knob, Peaks, turned
 from predictor.plan.memory import Memory, Point
@@ -218,7 +219,7 @@ def test_where_the_first_setting_has_no_formula_others_are_planned():
     around = space(GIVEN | {"zero_stage": 2}, vary=["recipe"])
     last = replace(around, settings=tuple(sorted(around.settings, key=lambda setting: setting.keys["recipe"] != "lora")))
     assert last.settings[0].keys["recipe"] == "lora"
-    assert Examples(last, Memory(trace=False)).job.workload.recipe != "lora"
+    assert Examples(last, Memory(trace=False), Background(Memory(trace=False))).job.workload.recipe != "lora"
 
 
 def test_a_refusal_of_some_settings_is_said_of_them():
