@@ -23,7 +23,7 @@ from predictor.formula import store
 from predictor.workload.workload import Workload
 from tests.attack import commands
 from tests.attack.inputs import Input
-from tests.attack.jobs import RECIPES, USUAL, answered, measured, usual, usual_job
+from tests.attack.jobs import FURTHER, RECIPES, USUAL, answered, further, shipped, usual_job
 from tests.attack.predictions import COUNTERS, as_workload, command_answers
 from tests.attack.rounds import Round, name_of
 
@@ -95,11 +95,12 @@ def _setting(draw: random.Random, document: dict[str, Any]) -> dict[str, Any]:
 
 
 FEW_BYTES = 64 << 10
-"""Most by which moments may differ on other GPUs than the page's own, for which engines' own temporaries are composed."""
+"""Most by which the requested bytes of a moment may differ on other GPUs than the page's own, for which engines' own temporaries are
+composed. On its own GPU the page must agree to the last byte. The results' page says so, too."""
 
 
 def _says_the_same(answer: dict, expected: dict, gpu: str) -> bool:
-    """Whether an answer of the page is Python's, but for what the page says that it leaves out."""
+    """Whether all that the page says is Python's answer, but for :data:`FEW_BYTES` of a moment on another GPU. What it leaves out is not compared."""
     few = 0 if gpu == gpus.DEFAULT else FEW_BYTES
     for moment, point in answer["moments"].items() if expected else ():
         point["requested_bytes"] += next((
@@ -174,10 +175,35 @@ def _inside(directory: str) -> Iterator[None]:
 # traces ----------------------------------------------------------------------------------------------------------
 
 def adapters(number: int) -> Round:
-    """Adapters of a higher rank, and of more layers, request more: traced on a small model, and of two models whose formulas are shipped."""
+    """Adapters of a higher rank request no less: of a usual model, whose formulas are shipped, or of a further one, which is traced.
+
+    Every fifth round, those of more layers too, on a small model that is traced.
+    """
+    found, pairs = Round(), adapted()
+    if number % 5 == 0:
+        _small_adapters(found, random.Random(number))
+    small, large = pairs[number % len(pairs)]
+    traced = small.model in FURTHER
+    found.asked.add(small.model)
+    low, high = answered(small, traced), answered(large, traced)
+    if low and high:
+        found.models.add(small.model)
+        for counter in COUNTERS[:2]:
+            found.check("larger adapters request no less", getattr(low, counter) <= getattr(high, counter), small, large, counter=counter)
+    return found
+
+
+@lru_cache
+def adapted() -> tuple[tuple[Workload, Workload], ...]:
+    """Two jobs for each model that adapters are made for, with ranks 8 and 16."""
+    return (*((usual_job(model, RECIPES[2]), usual_job(model, RECIPES[0])) for model in USUAL),
+            *(tuple(job.replace(recipe="lora", lora={"r": rank}) for rank in (8, 16)) for job in further() if job.sequence_length))
+
+
+def _small_adapters(found: Round, draw: random.Random) -> None:
     from tests.predictor.small import small_config
 
-    draw, found = random.Random(number), Round(models={"small LLaVA"})
+    found.models.add("small LLaVA")
     with _empty_cache() as directory:
         path = directory / "config.json"
         path.write_text(json.dumps(small_config()))
@@ -185,32 +211,23 @@ def adapters(number: int) -> Round:
                                 "gradient_checkpointing": draw.choice((True, False))}
         rows = [Workload(**keys, lora={"r": rank, "target_modules": layers}) for layers in (["q_proj"], ["q_proj", "v_proj", "up_proj"]) for rank in (4, 16)]
         peaks = [(predict(job).peak_requested_bytes, job) for job in rows]
-        for smaller, larger in ((0, 1), (2, 3), (0, 2), (1, 3)):
-            found.check("larger adapters request no less", peaks[smaller][0] <= peaks[larger][0], peaks[smaller][1], peaks[larger][1])
-    for model in USUAL[2 * number % len(USUAL):][:2]:
-        found.asked.add(model)
-        small, large = usual_job(model, RECIPES[2]), usual_job(model, RECIPES[0])  # ranks 8 and 16
-        few, many = answered(small), answered(large)
-        if few and many:
-            found.models.add(model)
-            for counter in COUNTERS[:2]:
-                found.check("larger adapters request no less", getattr(few, counter) <= getattr(many, counter), small, large, counter=counter)
-    return found
+    for smaller, larger in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        found.check("larger adapters request no less", peaks[smaller][0] <= peaks[larger][0], peaks[smaller][1], peaks[larger][1])
 
 
 def fresh_trace(number: int) -> Round:
-    """A shipped formula has the answer of a fresh trace."""
-    known = (*measured(), *usual())
-    found, job = Round(), known[-1 - number * 7 % len(known)]
-    shipped = answered(job)
-    if shipped is None:
+    """A shipped formula has the answer of a fresh trace: that of the first job of each model of which formulas are shipped."""
+    found, job = Round(), shipped()[number % len(shipped())]
+    found.asked.add(name_of(job))
+    known = answered(job)
+    if known is None:
         return found
     found.models.add(name_of(job))
     with _empty_cache() as directory, mock.patch.object(store, "shipped_directory", lambda: directory / "none"):
         traced = predict(job)
     for counter in COUNTERS:
-        found.check("a shipped formula answers as a fresh trace", getattr(traced, counter) == getattr(shipped, counter), job, counter=counter,
-                    traced=getattr(traced, counter), shipped=getattr(shipped, counter))
+        found.check("a shipped formula answers as a fresh trace", getattr(traced, counter) == getattr(known, counter), job, counter=counter,
+                    traced=getattr(traced, counter), shipped=getattr(known, counter))
     return found
 
 

@@ -39,11 +39,11 @@ from tests.attack.relations import KINDS
 
 RESULTS = EVIDENCE / "attack"
 PARTS = ("fuzz", "relations", "kills", "seeded", "branches")
-ROUNDS = {"prediction": 20, "shipped": 11, "page": PAGE_ROUNDS, "reader": 4, "adapters": 5, "fresh trace": 4, "framework": 60, "optimizer states": 20}
+ROUNDS = {"prediction": 20, "shipped": 11, "page": PAGE_ROUNDS, "reader": 4, "adapters": 6, "fresh trace": 11, "framework": 60, "optimizer states": 20}
 """Kind of round of relations -> how many make one row."""
 KILLS = 6
 """Kills of a row."""
-SHARES = {"prediction": 400, "shipped": 43, "page": 24, "reader": 60, "adapters": 5, "fresh trace": 24, "framework": 120, "optimizer states": 20}
+SHARES = {"prediction": 400, "shipped": 43, "page": 24, "reader": 60, "adapters": 36, "fresh trace": 43, "framework": 120, "optimizer states": 20}
 """Kind of round -> how many there are for 20,000 relations."""
 BRANCH_INPUTS = 200
 """Inputs of each format of :data:`OF_READERS` of which the reached branches are counted: coverage.py makes them slow."""
@@ -61,8 +61,8 @@ class Work:
 
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="one part (repeat for further parts); default: all")
-    parser.add_argument("--inputs", type=int, default=220_000, metavar="N",
-                        help="fuzzed inputs, of which half are distinct; default: 220,000")
+    parser.add_argument("--inputs", type=int, default=fuzzing.ALL_INPUTS, metavar="N",
+                        help=f"fuzzed inputs, of which half are distinct; default: {fuzzing.ALL_INPUTS:,}")
     parser.add_argument("--relations", type=int, default=20_000, metavar="N", help="relations, about; default: 20,000")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of formats, rounds, kills or bugs")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing after so many minutes")
@@ -105,7 +105,8 @@ def _kills(args: Namespace) -> Iterator[Work]:
             words = ("kills", scene, how.name, first, min(KILLS, count - first))
             yield Work("kills", f"{scene}/{how.name}/{first}", lambda words=words: {"kills": programs.answer(*words)})
     for name in DISTURBANCES:
-        yield Work("kills", name, lambda name=name: {"disturbance": programs.answer("disturbances", name)})
+        yield Work("kills", name, lambda name=name: programs.answer("disturbances", name))
+    yield Work("kills", "valid_files", lambda: programs.answer("valid_files"))
 
 
 def _seeded(args: Namespace) -> Iterator[Work]:
@@ -162,7 +163,8 @@ def _judged_again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not found:
         raise InputError("no finding is kept: nothing to judge again")
     findings = [{"problem": problem, "input": before["input"]} for problem, before in fuzzing.again(iter(found)) if problem]
-    return [{"part": "fuzz", "name": "again", "inputs": len(found), "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": len(findings), "findings": findings}]
+    return [{"part": "fuzz", "name": "again", "inputs": len(found), "refused": 0, "untraced": 0, "seconds": 0.0, "clock_seconds": 0.0, "bytes": 0, "problems": len(findings),
+             "findings": findings, "digests": ""}]
 
 
 def table(rows: list[dict[str, Any]], args: Namespace) -> Outcome:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import tempfile
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,9 @@ def pictures(draw: st.DrawFn) -> Input:
 
 # processors ------------------------------------------------------------------------------------------------------
 
+PROCESSORS = ("tokenizer", "llava", "qwen2_5_vl")
+
+
 @cache
 def processor(name: str) -> dict[str, bytes]:
     """The files of a small processor, with classes and settings of a real one. It imports transformers."""
@@ -203,10 +207,16 @@ TOKENIZER_PARTS: tuple[dict[str, Any], ...] = (
 """Parts of ``tokenizer.json`` over which the tokenizers library fails or panics, when it reads them or with the first text, or takes long."""
 
 
+def tokens() -> st.SearchStrategy[Input]:
+    """Datasets whose tokens are counted with a small processor, whose template, settings or vocabulary may be wrong.
+
+    The processors are made beforehand: transformers draws random numbers, which a strategy may not."""
+    return _tokens({name: processor(name) for name in PROCESSORS})
+
+
 @st.composite
-def tokens(draw: st.DrawFn) -> Input:
-    """Datasets whose tokens are counted with a small processor, whose template, settings or vocabulary may be wrong."""
-    files = dict(processor(draw(st.sampled_from(("tokenizer", "llava", "qwen2_5_vl")))))
+def _tokens(draw: st.DrawFn, processors: Mapping[str, Mapping[str, bytes]]) -> Input:
+    files = dict(processors[draw(st.sampled_from(PROCESSORS))])
     if not values.seldom(draw, 3):
         files["chat_template.jinja"] = draw(chat_templates()).encode("utf-8", "surrogatepass")
     if values.seldom(draw, 4):

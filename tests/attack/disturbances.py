@@ -35,8 +35,11 @@ from tests.attack.kills import (
     small_model,
     unreadable,
 )
-from tests.attack.page import NOT_RUN
-from tests.attack.processes import SECONDS, ended, start
+from tests.attack.processes import SECONDS, NotTried, ended, start
+
+
+class NotAllowed(Exception):
+    """This machine does not allow a disturbance."""
 
 
 def _one_line(code: int, said: str, *codes: int) -> list[str]:
@@ -69,13 +72,16 @@ def full_disk() -> list[str]:
 
 
 @contextlib.contextmanager
-def _mounted(directory: Path, options: str) -> Iterator[Path | None]:
-    """A file system in memory, at a subdirectory; None if this machine lets nobody mount one."""
+def _mounted(directory: Path, options: str) -> Iterator[Path]:
+    """A file system in memory, at a subdirectory.
+
+    Raises:
+        NotAllowed: this machine lets nobody mount one.
+    """
     place = directory / "mounted"
     place.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True).returncode:
-        yield None
-        return
+        raise NotAllowed("nothing may be mounted here")
     try:
         yield place
     finally:
@@ -86,8 +92,6 @@ def full_file_system() -> list[str]:
     """The same on a small file system of its own."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name, _mounted(Path(name), "size=16k") as mounted:
         directory = Path(name)
-        if mounted is None:
-            return [NOT_RUN]
         small_model(directory)
         (mounted / "ballast").write_bytes(bytes(12 << 10))
         words = (*PRINTED, "-o", str(mounted / "out.json"))
@@ -100,8 +104,6 @@ def full_file_system() -> list[str]:
 def read_only_file_system() -> list[str]:
     """A file system that is mounted read-only."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name, _mounted(Path(name), "ro") as mounted:
-        if mounted is None:
-            return [NOT_RUN]
         small_model(Path(name))
         return [*_one_line(*ended(PRINTED, Path(name), env={"PEAKCAST_CACHE": str(mounted / "cache")}), 0),
                 *_one_line(*ended((*PRINTED, "-o", str(mounted / "out.json")), Path(name)), 2)]
@@ -184,11 +186,11 @@ def _traced(directory: Path) -> tuple[Any, Path]:
     """The answer about a small model that is traced in this directory, and its formula's file in the cache.
 
     Raises:
-        RuntimeError: it is not traced.
+        NotTried: it is not traced.
     """
     small_model(directory)
     if (found := _one_line(*ended(TRACE, directory), 0)):
-        raise RuntimeError("; ".join(found))
+        raise NotTried("; ".join(found))
     return answer(directory), next((directory / "cache/formulas").glob("*.npz"))
 
 
@@ -256,13 +258,17 @@ def other_content() -> list[str]:
 
 
 def torn() -> list[str]:
-    """A last line that is cut off anywhere is run again, and the result is the same."""
+    """A last line that is cut off anywhere is run again, and the result is the same: of all commands that go on with lines of JSON.
+
+    ``calibrate`` has the lines of a campaign, and ``learn`` keeps none: it starts anew.
+    """
     killer, wrong = Killer(), []
-    for name, file in (("campaign", "rows.jsonl"), ("check", "r.jsonl")):
+    for name, file in (("campaign", "rows.jsonl"), ("calibrate", "p.jsonl"), ("check", "r.jsonl")):
         expected, _ = killer.undisturbed(name)
         scene = SCENES[name]
         with tempfile.TemporaryDirectory(prefix="attack-") as place:
             directory = Path(place)
+            scene.prepare(directory)
             ended(scene.words, directory)
             content = (directory / file).read_bytes()
             last = len(content) - content[:-1].rfind(b"\n") - 1
@@ -277,13 +283,16 @@ DISTURBANCES: dict[str, Callable[[], list[str]]] = {function.__name__: function 
 """Name -> a disturbance that is no kill."""
 
 
-def main(name: str) -> None:
+def disturbed(name: str) -> dict[str, Any]:
+    """What is wrong after a disturbance, or why nothing is known: ``not_run`` if the machine does not allow it, ``not_tried``
+    if what it disturbs does not work without it."""
     try:
-        wrong = DISTURBANCES[name]()
-    except RuntimeError as error:
-        wrong = [str(error)]
-    print(json.dumps(wrong))
+        return {"disturbance": DISTURBANCES[name]()}
+    except NotAllowed as error:
+        return {"disturbance": [], "not_run": str(error)}
+    except NotTried as error:
+        return {"disturbance": [], "not_tried": str(error)}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(json.dumps(disturbed(sys.argv[1])))

@@ -15,6 +15,8 @@ from tests.attack.formats import GRAMMARS
 from tests.attack.programs import ROOT, Died
 from tests.attack.worker import CURRENT
 
+ALL_INPUTS = 220_000
+"""Inputs of the whole attack. About half of them are distinct."""
 INPUTS = 250
 """Inputs of a batch. Its process keeps some memory of each, so that a longer batch would come near the limit of one input."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -45,6 +47,11 @@ def batches(inputs: int) -> list[Batch]:
     return sorted(found, key=lambda batch: batch.seed)
 
 
+def share(grammar: str) -> int:
+    """Batches of a format in the whole attack."""
+    return sum(batch.grammar == grammar for batch in batches(ALL_INPUTS))
+
+
 def run(batch: Batch, root: Path = ROOT, *more: str) -> dict[str, Any]:
     """Judges the inputs of a batch with the code in ``root``; ``more`` are options of the worker. A process that dies is
     a finding."""
@@ -55,7 +62,7 @@ def run(batch: Batch, root: Path = ROOT, *more: str) -> dict[str, Any]:
             problem = str(error)
         current = Path(name) / CURRENT
         last = json.loads(current.read_text()) if current.is_file() else None
-    return {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}], "digests": ""}
+    return {"inputs": 0, "refused": 0, "untraced": 0, "seconds": 0.0, "clock_seconds": 0.0, "bytes": 0, "problems": 1, "findings": [{"problem": problem, "input": last}], "digests": ""}
 
 
 def again(findings: Iterator[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:

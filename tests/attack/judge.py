@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 import traceback
 from dataclasses import dataclass, replace
@@ -17,13 +18,15 @@ from tests.predictor.bounds import TookForEver, bounded_time
 
 MOST_SECONDS = 5.0
 """Time of the processor that an input may take, in this process and those that it started: a busy machine does not count."""
+MOST_CLOCK_SECONDS = 15.0
+"""Time of the clock that an input may take, waiting included. A busy machine counts here, so who judges a batch judges such an input once more."""
 MOST_BYTES = 500_000_000
-"""Resident memory of the whole process that an input may lead to, that of the interpreter and its imports included.
+"""Resident memory of the whole process that an input may lead to, that of the interpreter and its imports included, or of a process that it started.
 
 Of inputs that transformers reads, only what the input adds counts: the import of transformers and torch takes some 700 MB
 and 5 s, which no input can change. The process that renders chat templates has a limit of its own."""
-MEMORY = "memory"
-"""Beginning of the problem of an input that took more."""
+MEMORY, WAITED = "memory", "slow by the clock"
+"""Beginnings of the problems of an input that took more memory, or more time of the clock."""
 HANGS_SECONDS = 60
 """After so many seconds of the clock an input is ended, whatever it waits for."""
 UNTRACED = (store.NO_FORMULA, "needs torch")
@@ -43,7 +46,8 @@ class Judgement:
         refused: whether the input was refused.
         untraced: whether it was refused only because its model has no formula yet, and nothing is traced here.
         seconds: how long it took the processor.
-        peak_bytes: the highest resident memory of this process meanwhile; 0 where the system does not tell.
+        peak_bytes: the highest resident memory meanwhile of this process, or of one that it started, not their sum; 0 where the system does not tell.
+        clock_seconds: how long it took by the clock.
     """
 
     problem: str | None
@@ -51,6 +55,7 @@ class Judgement:
     seconds: float
     peak_bytes: int
     untraced: bool = False
+    clock_seconds: float = 0.0
 
 
 def judge(given: Input, directory: Path, tokenized: bool = False) -> Judgement:
@@ -62,6 +67,8 @@ def judge(given: Input, directory: Path, tokenized: bool = False) -> Judgement:
     found = _once(given, directory, tokenized)
     if found.problem is None and found.seconds > MOST_SECONDS:
         return replace(found, problem=f"slow: {found.seconds:.1f} s")
+    if found.problem is None and found.clock_seconds > MOST_CLOCK_SECONDS:
+        return replace(found, problem=f"{WAITED}: {found.clock_seconds:.1f} s, {found.seconds:.1f} s of the processor")
     if found.problem is None and found.peak_bytes > MOST_BYTES:
         return replace(found, problem=f"{MEMORY}: {found.peak_bytes / 1e6:.0f} MB")
     return found
@@ -72,13 +79,13 @@ def _once(given: Input, directory: Path, tokenized: bool) -> Judgement:
     before = Path.cwd()
     os.chdir(directory)
     reset_peak()
-    own = peak_bytes() if tokenized else 0
-    problem, refused, untraced, start = None, False, False, _processor_seconds()
+    own, children = peak_bytes() if tokenized else 0, _children_bytes()
+    problem, refused, untraced, start, begun = None, False, False, _processor_seconds(), time.monotonic()
     try:
         with bounded_time(HANGS_SECONDS):
             TARGETS[given.target](*given.words)
     except InputError as error:
-        refused, problem = True, _wrong_line(str(error))
+        refused, problem = True, wrong_line(str(error))
         untraced = any(words in str(error) for words in UNTRACED)
     except Broken as error:
         problem = f"broken: {error}"
@@ -87,11 +94,12 @@ def _once(given: Input, directory: Path, tokenized: bool) -> Judgement:
     except BaseException as error:  # SystemExit, too
         problem = f"traceback: {type(error).__name__}: {traceback.format_exc()[-TOLD:]}"
     finally:
-        seconds = _processor_seconds() - start
+        seconds, clock_seconds = _processor_seconds() - start, time.monotonic() - begun
         os.chdir(before)
     left = _left(given, directory)
     problem = problem or left
-    return Judgement(problem, refused, seconds, peak_bytes() - own, untraced)
+    highest = _children_bytes()
+    return Judgement(problem, refused, seconds, max(peak_bytes(), highest if highest > children else 0) - own, untraced, clock_seconds)
 
 
 def _processor_seconds() -> float:
@@ -99,7 +107,13 @@ def _processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _wrong_line(text: str) -> str | None:
+def _children_bytes() -> int:
+    """The highest resident memory of any process that this one started and that has ended. It never falls, so that of a
+    child is known only if no earlier one had as much: more than the bound is noticed all the same."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+
+
+def wrong_line(text: str) -> str | None:
     if printable(text) != text:
         return f"error of several lines, or not printable: {text[:300]!r}"
     return f"error of {len(text):,} characters: {text[:200]}" if len(text) > LONGEST_LINE else None

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.attack.processes import all_gone, ended, start
+from tests.attack.processes import NotTried, all_gone, ended, start
 from tests.attack.programs import ROOT
 
 PEAKCAST = (sys.executable, "-m", "predictor")
@@ -67,7 +67,11 @@ class Killer:
         self._whole: dict[str, tuple[Any, float]] = {}
 
     def undisturbed(self, name: str) -> tuple[Any, float]:
-        """The result of a scene's command that nobody kills, and how long it took in seconds."""
+        """The result of a scene's command that nobody kills, and how long it took in seconds.
+
+        Raises:
+            NotTried: the command fails.
+        """
         if name not in self._whole:
             scene = SCENES[name]
             with tempfile.TemporaryDirectory(prefix="attack-") as place:
@@ -76,7 +80,7 @@ class Killer:
                 begun = time.monotonic()
                 code, said = ended(scene.words, directory)
                 if code not in scene.codes:
-                    raise RuntimeError(f"{name}: exit code {code}: {said[-2000:]}")
+                    raise NotTried(f"{name}: exit code {code}: {said[-2000:]}")
                 self._whole[name] = scene.result(directory), time.monotonic() - begun
         return self._whole[name]
 

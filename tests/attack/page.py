@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from predictor.model import models
+from tests.attack.answers import FEW_BYTES, pages
 from tests.attack.seeded_bugs import OWN
+from tests.attack.valid_files import MOST_TIMES, SPARE_BYTES
+from tests.attack.valid_files import SECONDS as CLOCK_SECONDS
 from tests.attack.worker import DIGEST_BYTES
 
 Row = Mapping[str, Any]
-NOT_RUN = "not run: nothing may be mounted here"
-"""In place of a problem: this machine does not allow a disturbance."""
 
 
 def problems(row: Row) -> Iterator[str]:
@@ -26,7 +27,9 @@ def problems(row: Row) -> Iterator[str]:
         yield f"{violation['relation']}: {violation['numbers']} of {violation['jobs']}"
     for kill in row.get("kills", {}).values():
         yield from kill["wrong"]
-    yield from (line for line in row.get("disturbance", ()) if line != NOT_RUN)
+    yield from row.get("disturbance", ())
+    if "not_tried" in row:
+        yield f"not tried: {row['not_tried']}"
     if row["part"] == "seeded" and not row["found_by"]:
         yield "not found"
 
@@ -36,18 +39,20 @@ class Summary:
     """Sums over all rows.
 
     Attributes:
-        formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, and of the refused ones
-            those that only lack a formula.
+        formats: name of a format -> inputs, refused ones, findings, the longest in seconds, the highest memory in bytes, of the refused ones
+            those that only lack a formula, and the longest by the clock, or None if a row is older and lacks it.
         distinct: name of a format -> digests of its inputs, each once.
         findings: format, problem and input of each that is kept.
         relations: relation -> how often it was checked.
         kills: scene and signal -> kills of a command that ran, kills that came after its end, and kills with another end.
         disturbances: name -> what is wrong.
+        not_run: disturbances that the machine does not allow, each with why.
+        files: valid files near the limits of their readers, with the time and memory of each reader.
         seeded: bug -> what found it; empty if nothing did.
     """
 
     dates: set[str] = field(default_factory=set)
-    formats: dict[str, list[float]] = field(default_factory=dict)
+    formats: dict[str, list[Any]] = field(default_factory=dict)
     distinct: dict[str, set[bytes]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     relations: Counter[str] = field(default_factory=Counter)
@@ -56,6 +61,8 @@ class Summary:
     violations: int = 0
     kills: dict[str, list[int]] = field(default_factory=dict)
     disturbances: dict[str, list[str]] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+    files: list[Row] = field(default_factory=list)
     seeded: dict[str, Row] = field(default_factory=dict)
     branches: Row | None = None
 
@@ -71,11 +78,12 @@ class Summary:
         name, digests = row["name"].partition("/")[0], base64.b64decode(row["digests"])
         self.distinct.setdefault(name, set()).update(
             digests[place:place + DIGEST_BYTES] for place in range(0, len(digests), DIGEST_BYTES))
-        one = self.formats.setdefault(name, [0, 0, 0, 0.0, 0, 0])
+        one = self.formats.setdefault(name, [0, 0, 0, 0.0, 0, 0, 0.0])
         for place, column in enumerate(("inputs", "refused", "problems")):
             one[place] += row[column]
         one[3], one[4] = max(one[3], row["seconds"]), max(one[4], row["bytes"])
         one[5] += row["untraced"]
+        one[6] = max(one[6], row["clock_seconds"]) if "clock_seconds" in row and one[6] is not None else None
         self.findings += [f"{name}: {' '.join(found['problem'].split())[:200]}: `{json.dumps(found['input'])[:600]}`" for found in row["findings"]]
 
     def _add_relations(self, row: Row) -> None:
@@ -86,7 +94,9 @@ class Summary:
 
     def _add_kills(self, row: Row) -> None:
         if "disturbance" in row:
-            self.disturbances[row["name"]] = row["disturbance"]
+            self.disturbances[row["name"]] = list(problems(row))
+            self.not_run |= {row["name"]: row["not_run"]} if "not_run" in row else {}
+            self.files += row.get("files", ())
             return
         one = self.kills.setdefault(row["name"].rpartition("/")[0], [0, 0, 0])
         for kill in row["kills"].values():
@@ -105,14 +115,9 @@ class Summary:
         return self.models & set(models.known_names())
 
     @property
-    def not_run(self) -> list[str]:
-        """Disturbances that the machine does not allow."""
-        return [name for name, wrong in self.disturbances.items() if wrong == [NOT_RUN]]
-
-    @property
     def disturbed(self) -> list[str]:
         """Disturbances with a problem."""
-        return [name for name, wrong in self.disturbances.items() if wrong and name not in self.not_run]
+        return [name for name, wrong in self.disturbances.items() if wrong]
 
     def total(self, place: int) -> int:
         """Inputs (0), refused ones (1), findings (2) or inputs that lack a formula (5) of all formats."""
@@ -131,10 +136,12 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The sums in words."""
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
+        clocks = [one[6] for one in self.formats.values()]
+        clock = "an unknown time" if None in clocks else f"{max(clocks, default=0):.1f} s"
         distinct = sum(map(len, self.distinct.values()))
         yield (f"{self.total(0):,} inputs of {len(self.formats)} formats, {distinct:,} of them distinct, {self.total(1):,} refused, {self.total(5):,} of them for want of a formula: "
                f"{self.total(2)} findings; "
-               f"at most {most_seconds:.1f} s and {most_bytes / 1e6:.0f} MB")
+               f"at most {most_seconds:.1f} s of the processor, {clock} by the clock and {most_bytes / 1e6:.0f} MB")
         yield (f"{sum(self.relations.values()):,} relations over {len(self.models)} models, {len(self.known)} known by name and {len(self.models - self.known)} "
                f"variants of them: {self.violations} violated; without an answer: {', '.join(sorted(self.asked - self.models)) or 'none'}")
         yield (f"{self.killed(0)} kills of a running command, and {self.killed(1)} just after its end: {self.killed(2)} with another end; "
@@ -157,22 +164,29 @@ def text(summary: Summary) -> str:
 
 
 def _formats(summary: Summary) -> Iterator[str]:
-    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time and 500 MB of resident memory.",
+    yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time, 15 s by the clock, and 500 MB of",
+                "resident memory, of the process or of one that it starts, not of both together. What took long by the clock is judged once more before it",
+                "is a finding, because the machine may have been busy. The only processes that inputs start match a pattern of theirs (2 s at most) or",
+                "render a chat template (256 MiB at most).",
                 "A batch judges an input once; two batches may judge the same one. Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | most memory (MB) |",
-                "|---|---:|---:|---:|---:|---:|---:|---:|")
-    for name, (inputs, refused, findings, seconds, size, untraced) in sorted(summary.formats.items()):
-        yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {size / 1e6:.0f} |"
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
+                "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for name, (inputs, refused, findings, seconds, size, untraced, clock) in sorted(summary.formats.items()):
+        yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {'not kept' if clock is None else f'{clock:.1f}'} | {size / 1e6:.0f} |"
     if summary.findings:
         yield from ("", "Findings:", "", *(f"- {line}" for line in summary.findings))
 
 
 def _relations(summary: Summary) -> Iterator[str]:
-    yield from ("## Relations", "", f"Models known by name: {', '.join(sorted(summary.known)) or 'none'}.",
+    yield from ("## Relations", "", "A relation is counted only where it could be violated. Pages of `explore` are compared at random settings with Python's answer to the last byte, but",
+                f"that on other GPUs than the page's own the requested bytes of a moment may differ by up to {FEW_BYTES >> 10} KiB: there the page composes the engine's own",
+                f"temporaries. Pages are made of {len(pages())} jobs: {', '.join(job.model for job in pages())}. Fresh traces are those of the first job of each",
+                "model of which formulas are shipped. A larger capacity is compared only where the driver refuses the smaller one nothing: where it does, PyTorch",
+                "empties its cache, with which a job may survive that dies with more memory.", "", f"Models known by name: {', '.join(sorted(summary.known)) or 'none'}.",
                 f"Variants of other depths or heads: {', '.join(sorted(summary.models - summary.known)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
     for name, count in sorted(summary.relations.items()):
         yield f"| {name.replace('<=', '≤')} | {count:,} |"
@@ -185,12 +199,25 @@ def _kills(summary: Summary) -> Iterator[str]:
         yield f"| {name.replace('/', ', ')} | {ran} | {over} | {bad} |"
     yield from ("", "| disturbance | problems |", "|---|---|")
     for name, wrong in sorted(summary.disturbances.items()):
-        yield f"| {name.replace('_', ' ')} | {NOT_RUN if name in summary.not_run else len(wrong) or 'none'} |"
+        yield f"| {name.replace('_', ' ')} | {f'not run: {summary.not_run[name]}' if name in summary.not_run else len(wrong) or 'none'} |"
+    if summary.files:
+        yield from _files(summary.files)
+
+
+def _files(files: Iterable[Row]) -> Iterator[str]:
+    yield from ("", f"Valid files near the limits of their readers are answered or refused in one line, within {CLOCK_SECONDS} s and {MOST_TIMES} times their size and "
+                f"{SPARE_BYTES / 1e6:.0f} MB of memory:", "", "| file | its size (MB) | reader | end | by the clock (s) | most memory (MB) |", "|---|---:|---|---|---:|---:|")
+    for row in files:
+        end = row["problem"] or row["refused"] or "read"
+        seconds, size = ("" if row[name] is None else f"{row[name] / unit:.{digits}f}" for name, unit, digits in (("seconds", 1, 1), ("bytes", 1e6, 0)))
+        yield f"| {row['file']} | {row['file_bytes'] / 1e6:.0f} | `{row['reader']}` | {' '.join(end.split())[:200].replace('|', '/')} | {seconds} | {size} |"
 
 
 def _seeded(summary: Summary) -> Iterator[str]:
     yield from ("## Seeded bugs", "", "Each is put into a copy of the code by a patch. \"Met before\" is the commit that mended a bug that this project had; "
-                f"what {', '.join(OWN)} mended, an earlier attack had found.", "",
+                f"what {', '.join(OWN)} mended, an earlier attack had found. Only inputs of the attack's own batches are tried: the number of the one that found a bug",
+                "is followed by how many batches the whole attack has of that format.", "",
                 "| bug | met before | found by |", "|---|---|---|")
     for name, row in sorted(summary.seeded.items()):
-        yield f"| {name} | {row['met'] or 'no'} | {row['found_by'] or '**not found**'} |"
+        batch = f", batch {row['batch'] + 1} of {row['batches']}" if "batch" in row else ""
+        yield f"| {name} | {row['met'] or 'no'} | {row['found_by'] or '**not found**'}{batch} |"

@@ -31,7 +31,7 @@ TRIES = 50
 
 
 def alone(found: Round, job: Workload, prediction: Prediction) -> None:
-    """Relations within one prediction."""
+    """Relations within one prediction. Each is counted only where it could be violated."""
     p, document = prediction, prediction.to_json()
     requested, allocated, reserved = p.peak_requested_bytes, p.peak_allocated_bytes, p.peak_reserved_bytes
     found.check("factors add up to the allocated peak", sum(p.factors.values()) == allocated, job, factors=sum(p.factors.values()), allocated=allocated)
@@ -45,12 +45,14 @@ def alone(found: Round, job: Workload, prediction: Prediction) -> None:
         if bound is not None and bound.low is not None:
             found.check("low <= value <= high", bound.low <= bound.bytes <= bound.high, job, counter=name, low=bound.low, bytes=bound.bytes, high=bound.high)
     highest = max(row["requested_bytes"] for row in p.moments.values())
-    found.check("the highest moment is the requested peak", highest == requested or p.requested.low is not None, job, highest=highest, requested=requested)
-    if p.verdict is not None:
-        found.check("what does not fit names the failing allocation or more than the capacity", p.verdict != "does_not_fit" or p.out_of_memory is not None
+    if p.requested.low is None:  # else the peak is that of a range
+        found.check("the highest moment is the requested peak", highest == requested, job, highest=highest, requested=requested)
+    if p.verdict == "does_not_fit":
+        found.check("what does not fit names the failing allocation or more than the capacity", p.out_of_memory is not None
                     or reserved > p.capacity_bytes or p.reserved.high is not None and p.reserved.high > p.capacity_bytes, job, verdict=p.verdict)
-        found.check("what fits allocates less than the capacity", p.verdict != "fits" or allocated <= p.capacity_bytes, job, allocated=allocated)
-    found.check("the answer is JSON", json.loads(json.dumps(document, allow_nan=False)) is not None, job)
+    if p.verdict == "fits":
+        found.check("what fits allocates less than the capacity", allocated <= p.capacity_bytes, job, allocated=allocated)
+    json.dumps(document, allow_nan=False)  # raises if the answer is no JSON, and a round that raises is a violation
 
 
 GROWING = {"per_device_train_batch_size": lambda n, draw: n + draw.choice((1, 1, 2, 5)), "sequence_length": lambda n, draw: n + draw.choice((8, 64, 512)),
@@ -58,10 +60,14 @@ GROWING = {"per_device_train_batch_size": lambda n, draw: n + draw.choice((1, 1,
 
 
 def growing(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
-    """More samples, tokens or images request as much or more, within one list of events."""
+    """More samples, tokens or images request as much or more.
+
+    So do two samples or images after one, although one has a list of events of its own: it lacks copies that several
+    need, because a dimension of one is contiguous either way (``predictor.events.regimes``).
+    """
     for name, more in GROWING.items():
         size = prediction.workload[name]
-        if not size or name == "per_device_train_batch_size" and size == 1:  # one sample has another list of events
+        if not size:
             continue
         larger = changed(job, **{name: more(size, draw)})
         grown = larger and answered(larger)
@@ -83,24 +89,54 @@ def ranks(found: Round, job: Workload, prediction: Prediction, draw: random.Rand
                             rank=getattr(single, counter), worst=getattr(prediction, counter))
 
 
+PAGE_BYTES = 2 << 20
+"""Capacities that are tried are whole pages of the driver: what PyTorch reserves is."""
+LEAST_CAPACITY = 1 << 28
+
+
 def capacities(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
-    """A larger GPU has no worse verdict, and the least capacity that is found fits while one page less does not."""
-    reserved = prediction.peak_reserved_bytes
-    limits = sorted(int(reserved * share) >> 21 << 21 for share in (0.5, 0.9, 0.97, 1.01, 1.1, 1.5))
-    verdicts = []
-    for limit in draw.sample(limits, 3):
-        other = changed(job, capacity_bytes=max(limit, 1 << 28))
-        judged = other and answered(other)
-        if other and judged:
-            verdicts.append((limit, VERDICTS.index(judged.verdict or "fits"), other))
-    verdicts.sort(key=lambda row: row[0])
-    for (_, lower, one), (_, upper, two) in zip(verdicts, verdicts[1:]):
-        found.check("a larger capacity has no worse verdict, but where less makes PyTorch empty its cache", lower <= upper or _empties_cache(one),
-                    one, two, verdicts=(VERDICTS[lower], VERDICTS[upper]))
+    """A larger GPU has no worse verdict, near the least capacity that a bisection finds to fit, and above it.
+
+    This holds only where the driver refuses nothing: a job may survive because PyTorch then empties its cache, and die
+    with more memory. So the least capacity is one without a refusal, and a pair is counted only where the smaller
+    capacity has none, and a better verdict than the worst.
+    """
+    least = _least_fitting(job, prediction)
+    if least is None:
+        return
+    near = (-draw.randint(2, 64), -1, 0, 1, draw.randint(2, 64), draw.randint(65, 1_000), int(least * draw.uniform(0.1, 1)))
+    limits = [max((least + pages) * PAGE_BYTES, LEAST_CAPACITY) for pages in near]
+    judged = [(one, verdict) for one in (job.replace(capacity_bytes=limit) for limit in sorted(limits)) for verdict in [_verdict(one)] if verdict is not None]
+    for (one, lower), (two, upper) in zip(judged, judged[1:]):
+        if lower > 0 and not _empties_cache(one):
+            found.check("a larger capacity has no worse verdict", lower <= upper, one, two, verdicts=(VERDICTS[lower], VERDICTS[upper]))
+
+
+def _verdict(job: Workload) -> int | None:
+    """The place of a job's verdict among :data:`VERDICTS`; None if it is refused."""
+    judged = answered(job)
+    return None if judged is None else VERDICTS.index(judged.verdict)
+
+
+def _least_fitting(job: Workload, prediction: Prediction) -> int | None:
+    """The least capacity, in pages, that fits without a refusal by the driver; None if the largest that is tried does not."""
+    low = max(prediction.peak_allocated_bytes // 2, LEAST_CAPACITY) // PAGE_BYTES
+    high = max(2 * (prediction.reserved.high or prediction.peak_reserved_bytes), 4 << 30) // PAGE_BYTES
+    if not _fits(job, high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fits(job, middle) else (middle, high)
+    return high
+
+
+def _fits(job: Workload, pages: int) -> bool:
+    one = job.replace(capacity_bytes=pages * PAGE_BYTES)
+    return _verdict(one) == VERDICTS.index("fits") and not _empties_cache(one)
 
 
 def _empties_cache(job: Workload) -> bool:
-    """Whether the driver refuses memory, so that PyTorch empties its cache, with which a job may survive that dies with more memory."""
+    """Whether the driver refuses memory, so that PyTorch empties its cache."""
     with store.existing_only():
         return dispatch.prepare(job).judge().simulation.refused
 

@@ -15,6 +15,10 @@ SECONDS = 300
 """After so many seconds a command counts as hanging."""
 
 
+class NotTried(Exception):
+    """What is killed or disturbed does not work before that, so nothing is known of it."""
+
+
 def start(words: tuple[str, ...], directory: Path, **how: Any) -> subprocess.Popen:
     """Starts a command in a session of its own, with a cache in the directory."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PEAKCAST_CACHE": str(directory / "cache"), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}

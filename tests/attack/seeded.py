@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.attack import fuzzing, programs
 from tests.attack.fuzzing import Batch
@@ -19,10 +19,6 @@ from tests.attack.seeded_bugs import TABLE
 from tests.attack.worker import CURRENT
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")
-BATCHES = 40
-"""Batches of a format that are tried, the first of them those of the attack itself."""
-
-
 @dataclass(frozen=True)
 class Bug:
     """A bug, as a patch.
@@ -31,8 +27,9 @@ class Bug:
         name: what is wrong.
         file: where, relative to the repository.
         old, new: text of the file, and what it becomes.
-        by: the parts of the attack that are run until one finds it: ``fuzz FORMAT``, ``relations KIND ROUNDS``, or
-            ``disturbances NAME``. An attack that ends without an answer has found nothing.
+        by: the part of the attack that is run until it finds the bug: ``fuzz FORMAT``, ``relations KIND ROUNDS``, or
+            ``disturbances NAME``. Of a format, only the whole attack's own batches are run. An attack that ends without
+            an answer has found nothing.
         met: the commit that mended it in this project; empty if it was made up.
     """
 
@@ -64,26 +61,34 @@ def copy(bug: Bug) -> Iterator[Path]:
         yield root
 
 
+class Finding(NamedTuple):
+    """What the attack said of a bug, and the number of the batch whose input showed it, if it was a batch."""
+
+    said: str
+    batch: int | None = None
+
+
 def found(bug: Bug) -> dict[str, Any]:
-    """Whether the attack finds a bug, and by what."""
+    """Whether the attack finds a bug, and by what; of a batch, its number and how many the attack has of its format."""
+    part, words = bug.by.split(" ", 1)
     with copy(bug) as root:
-        part, *words = bug.by.split(" ", 1)
         try:
-            problem = {"fuzz": _fuzz, "relations": _relations, "disturbances": _disturbances}[part](words[0], root)
-            said = problem or ""
+            finding = {"fuzz": _fuzz, "relations": _relations, "disturbances": _disturbances}[part](words, root)
+            said = finding.said if finding else ""
         except Died as error:
-            problem, said = None, f"no answer: {error}"
+            finding, said = None, f"no answer: {error}"
     for place in (sys.prefix, sys.base_prefix):  # results name no directory of a machine
         said = said.replace(place, "/venv")
-    return {"met": bug.met, "file": bug.file, "found_by": bug.by if problem else "", "problem": said[-800:]}
+    row = {"met": bug.met, "file": bug.file, "found_by": bug.by if finding else "", "problem": said[-800:]}
+    return row | ({"batch": finding.batch, "batches": fuzzing.share(words)} if finding and finding.batch is not None else {})
 
 
-def _fuzz(grammar: str, root: Path) -> str | None:
-    for seed in range(BATCHES):
+def _fuzz(grammar: str, root: Path) -> Finding | None:
+    for seed in range(fuzzing.share(grammar)):
         row = fuzzing.run(Batch(grammar, seed), root, "--until-first")
         for finding in row["findings"]:
             if _is_fine(finding["input"]):
-                return finding["problem"]
+                return Finding(finding["problem"], seed)
     return None
 
 
@@ -97,11 +102,13 @@ def _is_fine(found: dict[str, Any] | None) -> bool:
         return programs.answer("worker", "--current", name)["problem"] is None
 
 
-def _relations(words: str, root: Path) -> str | None:
+def _relations(words: str, root: Path) -> Finding | None:
     kind, _, rounds = words.rpartition(" ")
     row = programs.answer("relations", kind, 0, rounds, "--until-first", root=root)
-    return str(row["violations"][0]) if row["violations"] else None
+    return Finding(str(row["violations"][0])) if row["violations"] else None
 
 
-def _disturbances(name: str, root: Path) -> str | None:
-    return next(iter(programs.answer("disturbances", name, root=root)), None)
+def _disturbances(name: str, root: Path) -> Finding | None:
+    """What is wrong after a disturbance; that it could not be made finds nothing."""
+    wrong = programs.answer("disturbances", name, root=root)["disturbance"]
+    return Finding(wrong[0]) if wrong else None

@@ -238,7 +238,7 @@ def imported() -> None:
     """Imports what the inputs of :data:`TOKENIZED` need: seconds and some 700 MB, which no input can change."""
     from tests.attack import conversations
 
-    for name in ("tokenizer", "llava", "qwen2_5_vl"):
+    for name in conversations.PROCESSORS:
         conversations.processor(name)
     with tempfile.TemporaryDirectory() as place:
         for name, content in {**conversations.processor("llava"), "d.jsonl": DATASET}.items():

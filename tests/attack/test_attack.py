@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from runpy import run_path
 
@@ -19,13 +20,28 @@ from hypothesis import strategies as st
 
 from calibrate.checks import results_file
 from predictor.common.errors import InputError
-from tests.attack import check, frameworks, fuzzing, jobs, optimizer_states, page, predictions, relations, seeded
+from tests.attack import (
+    answers,
+    check,
+    disturbances,
+    frameworks,
+    fuzzing,
+    jobs,
+    optimizer_states,
+    page,
+    predictions,
+    relations,
+    seeded,
+    valid_files,
+    worker,
+)
 from tests.attack.branches import Branches
 from tests.attack.disturbances import DISTURBANCES
 from tests.attack.formats import GRAMMARS, each
 from tests.attack.inputs import Input
 from tests.attack.judge import judge
 from tests.attack.kills import PLAN, SCENES, Killer
+from tests.attack.processes import NotTried
 from tests.attack.programs import ROOT
 from tests.attack.seeded_bugs import OWN
 from tests.attack.targets import TARGETS, TOKENIZED, nothing_traced
@@ -127,22 +143,61 @@ def test_what_no_input_may_lead_to_is_a_finding(what, problem, tmp_path, monkeyp
     assert list((tmp_path / "inside").iterdir()) == []
 
 
+def test_what_waits_is_a_finding(tmp_path, monkeypatch):
+    """Which a worker believes only if it takes as long once more."""
+    (tmp_path / "inside").mkdir()
+    waits = iter((0.2, 0.2, 0.0))
+    monkeypatch.setitem(TARGETS, "it", _target(lambda: time.sleep(next(waits))))
+    monkeypatch.setattr("tests.attack.judge.MOST_CLOCK_SECONDS", 0.1)
+    monkeypatch.setattr("tests.attack.judge.MOST_BYTES", 1 << 60)
+    assert judge(Input("it"), tmp_path / "inside").problem.startswith("slow by the clock")
+    first = judge(Input("it"), tmp_path / "inside")
+    assert worker.confirmed(first, Input("it"), tmp_path, tokenized=True).problem is None
+
+
+def test_a_round_that_raises_is_a_violation(monkeypatch):
+    """As one does whose answer is no JSON."""
+    monkeypatch.setitem(relations.KINDS, "page", lambda number: json.dumps(float("nan"), allow_nan=False))
+    [violation] = relations.rounds("page", 3, 1)["violations"]
+    assert violation["relation"] == "a round ends" and "ValueError" in violation["numbers"]["error"]
+
+
+@pytest.mark.parametrize("raised, row", [(disturbances.NotAllowed("a"), {"not_run": "a"}), (NotTried("b"), {"not_tried": "b"})])
+def test_a_disturbance_that_cannot_be_made_finds_nothing(raised, row, monkeypatch):
+    def disturbance() -> list[str]:
+        raise raised
+
+    monkeypatch.setitem(DISTURBANCES, "it", disturbance)
+    assert disturbances.disturbed("it") == {"disturbance": [], **row}
+
+
 TAKES_MEMORY = """
 import sys
 from pathlib import Path
 from tests.attack.inputs import Input
 from tests.attack.judge import judge
 from tests.attack.targets import TARGETS
-TARGETS["it"] = lambda *words: bytearray(600 << 20)
+TARGETS["it"] = lambda *words: eval(sys.argv[2])
 print(judge(Input("it"), Path(sys.argv[1])).problem)
 """
 
 
-def test_much_memory_is_a_finding(tmp_path):
-    """In a process of its own: some systems do not let a process forget how much memory it has had."""
-    done = subprocess.run([sys.executable, "-c", TAKES_MEMORY, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+CHILD = """__import__("subprocess").run([sys.executable, "-c", "bytearray(600 << 20)"])"""
+
+
+@pytest.mark.parametrize("what", ("bytearray(600 << 20)", CHILD))
+def test_much_memory_is_a_finding(what, tmp_path):
+    """That of a process which an input starts, too. In a process of its own: some systems do not let a process forget how much memory it has had."""
+    done = subprocess.run([sys.executable, "-c", TAKES_MEMORY, str(tmp_path), what], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     assert done.stdout.startswith("memory: ")
+
+
+def test_a_valid_file_near_a_limit_is_read(tmp_path):
+    valid_files.KINDS["log"].write(tmp_path / "x.log")
+    found = valid_files.read_by("log", str(tmp_path), 0)
+    assert found["problem"] is None and found["refused"] is None and not list(valid_files.problems(found, 24 << 20))
+    assert list(valid_files.problems(found | {"bytes": 10**10}, 24 << 20)) == ["memory: 10000 MB, more than 1003 MB"]
 
 
 def test_a_process_that_dies_is_a_finding(monkeypatch):
@@ -166,28 +221,35 @@ def test_every_seeded_bug_is_a_patch_of_todays_code():
 
 
 ROWS = [
-    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "bytes": 90 << 20, "problems": 1, "digests": "AAAAAAEAAAAAAg==",
+    {"part": "fuzz", "name": "shell/0", "date": "2026-01-02", "inputs": 1_000, "refused": 700, "untraced": 30, "seconds": 0.5, "clock_seconds": 2.5, "bytes": 90 << 20, "problems": 1, "digests": "AAAAAAEAAAAAAg==",
      "findings": [{"problem": "traceback: KeyError", "input": None}]},
-    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "bytes": 80 << 20, "problems": 0, "findings": [], "digests": "AAAAAAI="},
+    {"part": "fuzz", "name": "shell/1", "date": "2026-01-02", "inputs": 500, "refused": 300, "untraced": 4, "seconds": 1.5, "clock_seconds": 1.6, "bytes": 80 << 20, "problems": 0, "findings": [], "digests": "AAAAAAI="},
     {"part": "relations", "name": "prediction/0", "checked": {"factors add up": 7}, "violations": [], "models": ["a", "b"]},
     {"part": "kills", "name": "trace/SIGKILL/0", "kills": {"0": {"running": 1, "wrong": []}, "1": {"running": 0, "wrong": ["another result"]}}},
     {"part": "kills", "name": "read_only", "disturbance": []},
-    {"part": "kills", "name": "full_file_system", "disturbance": [page.NOT_RUN]},
-    {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell"}, {"part": "seeded", "name": "another", "met": "abc", "found_by": ""},
+    {"part": "kills", "name": "full_file_system", "disturbance": [], "not_run": "nothing may be mounted here"},
+    {"part": "kills", "name": "torn", "disturbance": [], "not_tried": "exit code 1"},
+    {"part": "kills", "name": "valid_files", "disturbance": [], "files": [
+        {"file": "log", "reader": "log x.log", "file_bytes": 25_000_000, "problem": None, "refused": "a | b", "seconds": 1.2, "bytes": 9_000_000},
+        {"file": "log", "reader": "command oom x.log", "file_bytes": 25_000_000, "problem": None, "refused": None, "seconds": 1.2, "bytes": 9_000_000}]},
+    {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell", "batch": 0, "batches": 86}, {"part": "seeded", "name": "another", "met": "abc", "found_by": ""},
     {"part": "branches", "name": "readers", "inputs": 10, "of": "predictor/readers", "branches": 4, "reached": 3, "lines": 9, "lines_reached": 9},
 ]
 
 
 def test_rows_add_up():
     summary = page.Summary.of(ROWS)
-    assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 1, "seeded bugs that were not found": 1}
+    assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 2, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
-        "1,500 inputs of 1 formats, 2 of them distinct, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s and 94 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
-        "1 kills of a running command, and 1 just after its end: 1 with another end; 2 disturbances: 0 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
+        "1,500 inputs of 1 formats, 2 of them distinct, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s of the processor, 2.5 s by the clock and 94 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
+        "1 kills of a running command, and 1 just after its end: 1 with another end; 4 disturbances: 1 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
     assert "- shell: traceback: KeyError: `null`" in text
-    assert "| shell | 1,500 | 2 | 1,000 | 34 | 1 | 1.5 | 94 |" in text and "| another | abc | **not found** |" in text
+    assert "| shell | 1,500 | 2 | 1,000 | 34 | 1 | 1.5 | 2.5 | 94 |" in text and "| another | abc | **not found** |" in text
+    assert "| a bug | no | fuzz shell, batch 1 of 86 |" in text and "| full file system | not run: nothing may be mounted here |" in text
+    assert "| log | 25 | `log x.log` | a / b | 1.2 | 9 |" in text and "| log | 25 | `command oom x.log` | read | 1.2 | 9 |" in text
+    assert list(page.problems(ROWS[6])) == ["not tried: exit code 1"]
     assert Branches(4, 3, 9, 9).share == 0.75
 
 
@@ -220,5 +282,14 @@ def test_kinds_of_rounds_have_shares_and_the_plan_has_fifty_kills():
     assert not DISTURBANCES.keys() & SCENES.keys()
 
 
-def test_each_model_of_which_formulas_are_shipped_has_a_round():
-    assert check.SHARES["shipped"] == len(jobs.shipped())
+def test_each_model_has_a_round():
+    assert check.SHARES["shipped"] == check.SHARES["fresh trace"] == len(jobs.shipped())
+    assert check.SHARES["adapters"] == len(answers.adapted())
+
+
+def test_an_older_row_is_read():
+    """It lacks the time by the clock, and the batch that found a bug."""
+    older = {name: item for name, item in ROWS[1].items() if name != "clock_seconds"}
+    summary = page.Summary.of([older, ROWS[0], {"part": "seeded", "name": "a bug", "met": "", "found_by": "fuzz shell"}])
+    text = page.text(summary)
+    assert "an unknown time by the clock" in text and "| 1 | 1.5 | not kept | 94 |" in text and "| a bug | no | fuzz shell |" in text
