@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from predictor.model import models
-from tests.attack.answers import FEW_BYTES, pages
+from tests.attack.answers import FEW_BYTES, adapted, pages
 from tests.attack.seeded_bugs import OWN
 from tests.attack.valid_files import MOST_TIMES, SPARE_BYTES
 from tests.attack.valid_files import SECONDS as CLOCK_SECONDS
@@ -166,7 +166,7 @@ def text(summary: Summary) -> str:
 def _formats(summary: Summary) -> Iterator[str]:
     yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time, 15 s by the clock, and 500 MB of",
                 "resident memory, of the process or of one that it starts, not of both together. What took long by the clock is judged once more before it",
-                "is a finding, because the machine may have been busy. The only processes that inputs start match a pattern of theirs (2 s at most) or",
+                "is a finding, because the machine may have been busy. The only processes that inputs start match a pattern of theirs (3 s at most) or",
                 "render a chat template (256 MiB at most).",
                 "A batch judges an input once; two batches may judge the same one. Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
@@ -182,11 +182,12 @@ def _formats(summary: Summary) -> Iterator[str]:
 
 
 def _relations(summary: Summary) -> Iterator[str]:
-    yield from ("## Relations", "", "A relation is counted only where it could be violated. Pages of `explore` are compared at random settings with Python's answer to the last byte, but",
-                f"that on other GPUs than the page's own the requested bytes of a moment may differ by up to {FEW_BYTES >> 10} KiB: there the page composes the engine's own",
-                f"temporaries. Pages are made of {len(pages())} jobs: {', '.join(job.model for job in pages())}. Fresh traces are those of the first job of each",
-                "model of which formulas are shipped. A larger capacity is compared only where the driver refuses the smaller one nothing: where it does, PyTorch",
-                "empties its cache, with which a job may survive that dies with more memory.", "", f"Models known by name: {', '.join(sorted(summary.known)) or 'none'}.",
+    yield from ("## Relations", "", "A relation is counted only where it could be violated. Pages of `explore` are compared with Python's answer to the last byte, except that on",
+                f"other GPUs than the page's own the requested bytes of a moment may differ by up to {FEW_BYTES >> 10} KiB, because engines' own temporaries are composed there.",
+                f"They are made of {len(pages())} jobs: {', '.join(job.model for job in pages())}. Fresh traces are those of the first job of each model of which",
+                f"formulas are shipped. Adapters are those of ranks 8 and 16 of {len(adapted())} models, and more of a small one. A larger capacity is compared only where",
+                "the driver refuses the smaller one nothing: where it does, PyTorch empties its cache, with which a job may survive that dies with more memory.", "",
+                f"Models known by name: {', '.join(sorted(summary.known)) or 'none'}.",
                 f"Variants of other depths or heads: {', '.join(sorted(summary.models - summary.known)) or 'none'}.", "", "| relation | checked |", "|---|---:|")
     for name, count in sorted(summary.relations.items()):
         yield f"| {name.replace('<=', '≤')} | {count:,} |"

@@ -19,6 +19,7 @@ from predictor.common.errors import InputError
 from predictor.events.events import Moment
 from predictor.formula import store
 from predictor.jobs import dispatch
+from predictor.jobs.survival import Outcome
 from predictor.workload.workload import Workload
 from tests.attack import commands
 from tests.attack.jobs import answered, base, changed, shipped
@@ -108,7 +109,7 @@ def capacities(found: Round, job: Workload, prediction: Prediction, draw: random
     limits = [max((least + pages) * PAGE_BYTES, LEAST_CAPACITY) for pages in near]
     judged = [(one, verdict) for one in (job.replace(capacity_bytes=limit) for limit in sorted(limits)) for verdict in [_verdict(one)] if verdict is not None]
     for (one, lower), (two, upper) in zip(judged, judged[1:]):
-        if lower > 0 and not _empties_cache(one):
+        if lower > 0 and not _outcome(one).simulation.refused:
             found.check("a larger capacity has no worse verdict", lower <= upper, one, two, verdicts=(VERDICTS[lower], VERDICTS[upper]))
 
 
@@ -131,14 +132,14 @@ def _least_fitting(job: Workload, prediction: Prediction) -> int | None:
 
 
 def _fits(job: Workload, pages: int) -> bool:
-    one = job.replace(capacity_bytes=pages * PAGE_BYTES)
-    return _verdict(one) == VERDICTS.index("fits") and not _empties_cache(one)
+    outcome = _outcome(job.replace(capacity_bytes=pages * PAGE_BYTES))
+    return outcome.verdict == "fits" and not outcome.simulation.refused
 
 
-def _empties_cache(job: Workload) -> bool:
-    """Whether the driver refuses memory, so that PyTorch empties its cache."""
+def _outcome(job: Workload) -> Outcome:
+    """A job's verdict, and the simulation that it is from: a fraction of the time of the whole answer."""
     with store.existing_only():
-        return dispatch.prepare(job).judge().simulation.refused
+        return dispatch.prepare(job).judge()
 
 
 def same(found: Round, job: Workload, prediction: Prediction, draw: random.Random) -> None:
