@@ -6,8 +6,7 @@
 Before an input is judged it is written to ``current.json`` in the directory, so that one that ends the process is
 known. ``--branches`` names a file for the branches that were reached, as coverage.py keeps them; ``--until-first`` ends
 the batch at its first finding. An input after which this process holds too much memory is judged once more, by the second
-command in a process of its own, because earlier inputs leave some behind. So is one that took long by the clock, because
-the machine may have been busy: if it took long twice, it is a finding.
+command in a process of its own, because earlier inputs leave some behind.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tests.attack.inputs import Input
-    from tests.attack.judge import Judgement
+from typing import Any
 
 MOST_ADDRESSES = 8 << 30
 """Limit on the worker's addresses, so that a finding does not take the machine's memory."""
@@ -47,8 +42,10 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
 
     ``digests`` are those of all that were judged, so that inputs of several batches are counted once, too.
     """
+    from tests.attack import programs
     from tests.attack.formats import each
-    from tests.attack.judge import judge
+    from tests.attack.inputs import Input
+    from tests.attack.judge import MEMORY, Judgement, judge
     from tests.attack.targets import TOKENIZED, imported, nothing_traced
 
     tokenized = grammar in TOKENIZED
@@ -66,7 +63,9 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
             return
         seen[digest] = None
         (directory / CURRENT).write_text(text)
-        found = confirmed(judge(given, inside, tokenized), given, directory, tokenized)
+        found = judge(given, inside, tokenized)
+        if not tokenized and found.problem and found.problem.startswith(MEMORY):
+            found = Judgement(**programs.answer("worker", "--current", directory))
         done["inputs"] += 1
         done["refused"] += found.refused
         done["untraced"] += found.untraced
@@ -82,21 +81,6 @@ def batch(grammar: str, seed: int, inputs: int, directory: Path, until_first: bo
     with nothing_traced(tokenized), contextlib.suppress(Enough):
         each(grammar, seed, inputs, judged)
     return done | {name: round(done[name], 2) for name in ("seconds", "clock_seconds")} | {"digests": base64.b64encode(b"".join(seen)).decode()}
-
-
-def confirmed(found: Judgement, given: Input, directory: Path, tokenized: bool) -> Judgement:
-    """The judgement of an input once more, if others in this process, or other work of the machine, may be to blame for the first.
-
-    Inputs that transformers reads are judged here again: a process of its own would import it first.
-    """
-    from tests.attack import programs
-    from tests.attack.judge import MEMORY, WAITED, Judgement, judge
-
-    if tokenized:
-        return judge(given, directory / "inside", tokenized) if (found.problem or "").startswith(WAITED) else found
-    if (found.problem or "").startswith((MEMORY, WAITED)):
-        return Judgement(**programs.answer("worker", "--current", directory))
-    return found
 
 
 def alone(directory: Path) -> dict[str, Any]:
