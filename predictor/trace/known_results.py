@@ -20,6 +20,10 @@ DETERMINED = ("Tensor", "int", "SymInt")
 DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
+MOST_RESULTS = 100_000
+"""Results that are kept; a trace of a large model has some thousands. Beyond that they are forgotten, all at once."""
+
+
 class Layout(NamedTuple):
     """The layout of a new tensor that has its storage for itself: elements for shape and strides."""
 
@@ -55,6 +59,7 @@ class KnownResults:
     def __init__(self) -> None:
         self._of_operator: dict[int, dict[Hashable, Result | None] | None] = {}
         """Operator, by its id, which is faster than its hash -> its results; None if layouts do not determine them."""
+        self._number = 0
 
     def call(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The operator's results; the operator runs only if such a call is not known yet."""
@@ -71,6 +76,9 @@ class KnownResults:
         if known is ...:
             out = func(*args, **kwargs)
             results[key] = _result(out, args) if _key(args, kwargs) == key else None
+            self._number += 1
+            if self._number == MOST_RESULTS:
+                self._of_operator, self._number = {}, 0
             return out
         if known is None:
             return func(*args, **kwargs)

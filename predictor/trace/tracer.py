@@ -25,7 +25,7 @@ class Tracer(Recorder):
     def __init__(self, place) -> None:
         super().__init__(place)
         self.host_values = HostValues()
-        self._known = KnownResults()
+        self._known = _KNOWN
         self._lasting_workspaces: set[tuple[str, bool]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -94,6 +94,8 @@ class Tracer(Recorder):
                             results, once))
 
 
+_KNOWN = KnownResults()
+"""Of all traces of this process: what operators return does not depend on the model."""
 _NAMES: dict[int, str] = {}
 """Names of operators by their ids: operators are never freed, and their own hashes and names take time."""
 

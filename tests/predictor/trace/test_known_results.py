@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictor.events.sizes import Shape
+from predictor.trace import known_results
 from predictor.trace.known_results import KnownResults
 from tests.predictor.small import small_llava, traced_at
 
@@ -87,6 +88,14 @@ def test_every_tensor_is_resized():
 def test_tensors_of_the_host_are_computed():
     known = KnownResults()
     assert [known.call(aten.neg.default, (torch.tensor(number),), {}).item() for number in (1, 2)] == [-1, -2]
+
+
+def test_results_are_forgotten_before_they_are_too_many(monkeypatch):
+    monkeypatch.setattr(known_results, "MOST_RESULTS", 3)
+    known = KnownResults()
+    for rows in range(1, 9):
+        assert layout(known.call(aten.neg.default, (on_meta(rows),), {})) == layout(on_meta(rows))
+        assert sum(map(len, known._of_operator.values())) < 3
 
 
 def test_an_error_is_raised_each_time():
