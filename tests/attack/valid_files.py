@@ -3,8 +3,8 @@
 Each is written by one process and read by another, whose memory is that of the reader alone.
 
     python -m tests.attack.valid_files
-    python -m tests.attack.large_files write KIND DIRECTORY
-    python -m tests.attack.large_files read KIND DIRECTORY
+    python -m tests.attack.valid_files write KIND DIRECTORY
+    python -m tests.attack.valid_files read KIND DIRECTORY
 """
 
 from __future__ import annotations
