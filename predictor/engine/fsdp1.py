@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from predictor.common.errors import InputError
 from predictor.engine.compose import RankPeak, Vocabulary
 from predictor.engine.fsdp1_clip import clip
+from predictor.engine.fsdp1_ranks import Ranks
 from predictor.engine.fsdp1_units import ROOT, UNSHARD_STREAM, Flat, Strategy, Unit, Units
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
@@ -76,14 +78,17 @@ class Fsdp1:
         return {index: tensor for module in sorted(self.flats)
                 for index, tensor in self.flats[module].of_rank(rank).items() if tensor.trainable and tensor.numel}
 
-    def rank_key(self, rank: int) -> tuple[tuple[int, int], ...]:
-        """The elements of each trained parameter in the rank's shards."""
-        return tuple((index, tensor.numel) for index, tensor in self._local(rank).items())
+    @cached_property
+    def _ranks(self) -> Ranks:
+        return Ranks([self.flats[module] for module in sorted(self.flats)])
+
+    def rank_key(self, rank: int) -> bytes:
+        """Tells the elements of each trained parameter in the rank's shards."""
+        return self._ranks.key(rank)
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """The elements that a rank's optimizer updates, which is all that differs. They are not bytes."""
-        elements = [sum(numel for _, numel in self.rank_key(rank)) for rank in ranks]
-        return [RankPeak(count, count) for count in elements]
+        return [RankPeak(count, count) for count in map(self._ranks.elements, ranks)]
 
     def rank(self, rank: int) -> EventList:
         """The events of a rank: start-up and three optimizer steps."""

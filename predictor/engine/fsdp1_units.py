@@ -68,23 +68,24 @@ class Flat:
         """Elements of a rank's shard, padding included."""
         return -(-self.numel // self.degree)
 
+    def elements_of(self, rank: int) -> dict[int, int]:
+        """Elements of each original parameter in a rank's shard, by its index; those without any, too."""
+        begin, start, found = rank % self.degree * self.shard, 0, {}
+        indices = iter(self.tensors)
+        for numel, padding in self.parts:
+            if not padding:
+                found[next(indices)] = max(0, min(start + numel, begin + self.shard) - max(start, begin))
+            start += numel
+        return found
+
     def of_rank(self, rank: int) -> dict[int, Parameter]:
         """What a rank's optimizer updates: index -> its part in the shard; without ``original``, the whole shard."""
         if not self.original:
             index, tensor = next(iter(self.tensors.items()))
             return {index: Parameter(tensor.name, (self.shard,), self.stored, self.trains, embedding=False)}
-        begin, start, local = rank % self.degree * self.shard, 0, {}
-        indices = iter(self.tensors)
-        for numel, padding in self.parts:
-            if not padding:
-                index = next(indices)
-                tensor = self.tensors[index]
-                own = max(0, min(start + numel, begin + self.shard) - max(start, begin))
-                local[index] = Parameter(tensor.name, (own,), self.stored, tensor.trainable, tensor.decay,
-                                         embedding=tensor.embedding)
-            start += numel
-        return local
-
+        return {index: Parameter(tensor.name, (own,), self.stored, tensor.trainable, tensor.decay,
+                                 embedding=tensor.embedding)
+                for index, own in self.elements_of(rank).items() for tensor in [self.tensors[index]]}
 
     def parts_of(self, rank: int) -> tuple[Parameter, ...]:
         """The parts of its original parameters in a rank's shard, those that do not train too."""

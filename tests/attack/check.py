@@ -36,6 +36,7 @@ from tests.attack.formats import WITH_READERS
 from tests.attack.kills import PLAN
 from tests.attack.programs import ROOT
 from tests.attack.relations import KINDS
+from tests.attack.rounds import Round
 
 RESULTS = EVIDENCE / "attack"
 PARTS = ("fuzz", "relations", "kills", "seeded", "branches")
@@ -62,7 +63,7 @@ class Work:
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, action="append", help="one part (repeat for further parts); default: all")
     parser.add_argument("--inputs", type=int, default=fuzzing.ALL_INPUTS, metavar="N",
-                        help=f"fuzzed inputs, of which half are distinct; default: {fuzzing.ALL_INPUTS:,}")
+                        help=f"fuzzed inputs, not all of them distinct; default: {fuzzing.ALL_INPUTS:,}")
     parser.add_argument("--relations", type=int, default=20_000, metavar="N", help="relations, about; default: 20,000")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of formats, rounds, kills or bugs")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing after so many minutes")
@@ -96,17 +97,31 @@ def _relations(args: Namespace) -> Iterator[Work]:
         rounds, size = max(1, round(SHARES[kind] * args.relations / 20_000)), ROUNDS[kind]
         for first in range(0, rounds, size):
             words = ("relations", kind, first, min(size, rounds - first))
-            yield Work("relations", f"{kind}/{first}", lambda words=words: programs.answer(*words))
+            yield Work("relations", f"{kind}/{first}", lambda words=words: _ended(*words))
 
 
 def _kills(args: Namespace) -> Iterator[Work]:
     for scene, how, count in PLAN:
         for first in range(0, count, KILLS):
             words = ("kills", scene, how.name, first, min(KILLS, count - first))
-            yield Work("kills", f"{scene}/{how.name}/{first}", lambda words=words: {"kills": programs.answer(*words)})
+            yield Work("kills", f"{scene}/{how.name}/{first}", lambda words=words: _ended(*words))
     for name in DISTURBANCES:
-        yield Work("kills", name, lambda name=name: programs.answer("disturbances", name))
-    yield Work("kills", "valid_files", lambda: programs.answer("valid_files"))
+        yield Work("kills", name, lambda name=name: _ended("disturbances", name))
+    yield Work("kills", "valid_files", lambda: _ended("valid_files"))
+
+
+def _ended(*words: object) -> dict[str, Any]:
+    """What a part of the attack found; if its process died, that is the finding."""
+    module = words[0]
+    try:
+        found = programs.answer(*words)
+    except programs.Died as error:
+        if module == "relations":
+            found = Round()
+            found.check("rounds end", False, error=str(error))
+            return {"checked": dict(found.checked), "violations": found.violations, "models": [], "unanswered": []}
+        return {"disturbance": [f"no answer: {error}"]}
+    return {"kills": found} if module == "kills" else found
 
 
 def _seeded(args: Namespace) -> Iterator[Work]:
@@ -173,4 +188,6 @@ def table(rows: list[dict[str, Any]], args: Namespace) -> Outcome:
     summary = page.Summary.of(rows)
     ours = args.results is None and not args.again
     shown = [json.dumps(line, ensure_ascii=False)[:1500] for row in rows for line in page.problems(row)]
-    return Outcome(summary.figures(), {PAGES / "attack.md": page.text(summary)} if ours else {}, (*summary.lines(), *shown[:50]))
+    short = [] if args.part or args.only != "*" or not ours else summary.too_few()
+    return Outcome(summary.figures() | {"what was tried too little": len(short)}, {PAGES / "attack.md": page.text(summary)} if ours else {},
+                   (*summary.lines(), *(f"tried too little: {line}" for line in short), *shown[:50]))

@@ -34,6 +34,11 @@ def problems(row: Row) -> Iterator[str]:
         yield "not found"
 
 
+LEAST = {"distinct inputs": 100_000, "relations": 20_000, "models of relations that are known by name": 20, "kills of a running command": 50, "seeded bugs": 20,
+         "bugs among them that this project had": 10}
+"""What the whole attack tries at least."""
+
+
 @dataclass
 class Summary:
     """Sums over all rows.
@@ -133,6 +138,13 @@ class Summary:
                 "kills with another end": self.killed(2) + len(self.disturbed),
                 "seeded bugs that were not found": sum(not row["found_by"] for row in self.seeded.values())}
 
+    def too_few(self) -> list[str]:
+        """What an attack has tried less of than a whole one does (:data:`LEAST`)."""
+        tried = {"distinct inputs": sum(map(len, self.distinct.values())), "relations": sum(self.relations.values()),
+                 "models of relations that are known by name": len(self.known), "kills of a running command": self.killed(0),
+                 "seeded bugs": len(self.seeded), "bugs among them that this project had": sum(bool(row["met"]) for row in self.seeded.values())}
+        return [f"{tried[name]:,} {name}, of {least:,}" for name, least in LEAST.items() if tried[name] < least]
+
     def lines(self) -> Iterator[str]:
         """The sums in words."""
         most_seconds, most_bytes = (max((one[place] for one in self.formats.values()), default=0) for place in (3, 4))
@@ -166,14 +178,15 @@ def text(summary: Summary) -> str:
 def _formats(summary: Summary) -> Iterator[str]:
     yield from ("## Inputs by format", "", "Each input is read or refused in one line (exit code 2): no traceback, at most 5 s of processor time, 15 s by the clock, and 500 MB of",
                 "resident memory, of the process or of one that it starts, not of both together. What took long by the clock is judged once more before it",
-                "is a finding, because the machine may have been busy. The only processes that inputs start match a pattern of theirs (3 s at most) or",
-                "render a chat template (256 MiB at most).",
+                "is a finding, because the machine may have been busy. The only processes that inputs start match a regular expression from the",
+                "input (3 s at most) or render a chat template (256 MiB at most).",
                 "A batch judges an input once; two batches may judge the same one. Nothing is traced: what no formula is shipped for is refused. Seconds include those of a prediction where one followed, as after nearly",
                 "all of `job` that are not refused. Of `tokens`, which transformers reads, the import of transformers and torch, about",
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
+                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds. Jobs of FSDP are refused for want of a",
+                "formula, but for those that were measured: how long they take on many GPUs is not seen here.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced, clock) in sorted(summary.formats.items()):
         yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {'not kept' if clock is None else f'{clock:.1f}'} | {size / 1e6:.0f} |"
@@ -207,7 +220,7 @@ def _kills(summary: Summary) -> Iterator[str]:
 
 def _files(files: Iterable[Row]) -> Iterator[str]:
     yield from ("", f"Valid files near the limits of their readers are answered or refused in one line, within {CLOCK_SECONDS} s and {MOST_TIMES} times their size and "
-                f"{SPARE_BYTES / 1e6:.0f} MB of memory:", "", "| file | its size (MB) | reader | end | by the clock (s) | most memory (MB) |", "|---|---:|---|---|---:|---:|")
+                f"{SPARE_BYTES / 1e6:.0f} MB of memory. The bounds of other inputs do not hold for them:", "", "| file | its size (MB) | reader | end | by the clock (s) | most memory (MB) |", "|---|---:|---|---|---:|---:|")
     for row in files:
         end = row["problem"] or row["refused"] or "read"
         seconds, size = ("" if row[name] is None else f"{row[name] / unit:.{digits}f}" for name, unit, digits in (("seconds", 1, 1), ("bytes", 1e6, 0)))
@@ -217,7 +230,7 @@ def _files(files: Iterable[Row]) -> Iterator[str]:
 def _seeded(summary: Summary) -> Iterator[str]:
     yield from ("## Seeded bugs", "", "Each is put into a copy of the code by a patch. \"Met before\" is the commit that mended a bug that this project had; "
                 f"what {', '.join(OWN)} mended, an earlier attack had found. Only inputs of the attack's own batches are tried: the number of the one that found a bug",
-                "is followed by how many batches the whole attack has of that format.", "",
+                "is followed by how many batches the whole attack has of that format. What finds a bug finds nothing in the code without it.", "",
                 "| bug | met before | found by |", "|---|---|---|")
     for name, row in sorted(summary.seeded.items()):
         batch = f", batch {row['batch'] + 1} of {row['batches']}" if "batch" in row else ""

@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 """The repository, or a copy of it."""
 SECONDS = 3_000
+CACHE = "cache"
+"""Directory of a copy of the repository with its formulas: those that a bug makes must not come into the user's cache."""
 
 
 class Died(Exception):
@@ -23,13 +25,15 @@ def answer(module: str, *words: object, root: Path = ROOT, seconds: float = SECO
 
     Args:
         seconds: it is ended after so many.
+        root: of a copy, :data:`CACHE` is the cache.
 
     Raises:
         Died: it ended otherwise; the message has the end of its stderr.
     """
+    environment = os.environ | {"PYTHONPATH": str(root)} | ({} if root == ROOT else {"PEAKCAST_CACHE": str(root / CACHE)})
     try:
-        done = subprocess.run([sys.executable, "-m", f"tests.attack.{module}", *map(str, words)], cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
-                              capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run([sys.executable, "-m", f"tests.attack.{module}", *map(str, words)], cwd=root, env=environment, capture_output=True,
+                              text=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
         raise Died(f"the process took more than {seconds} s") from None
     if done.returncode or not done.stdout.strip():

@@ -23,10 +23,13 @@ def rounds(kind: str, first: int, count: int, until_first: bool = False) -> dict
     """Plays rounds, and adds up what they found. A round that raises is a violation."""
     found = Round()
     for number in range(first, first + count):
+        before = len(found.violations)
         try:
             found.add(KINDS[kind](number))
         except Exception as error:
-            found.check("a round ends", False, round=number, error=f"{type(error).__name__}: {error}"[:1000])
+            found.check("a round ends", False, error=f"{type(error).__name__}: {error}"[:1000])
+        for violation in found.violations[before:]:
+            violation["round"] = number
         if found.violations and until_first:
             break
     return {"checked": dict(found.checked), "violations": found.violations, "models": sorted(found.models), "unanswered": sorted(found.asked - found.models)}

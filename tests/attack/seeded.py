@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from predictor.common.storage import cache_directory
 from tests.attack import fuzzing, programs
 from tests.attack.fuzzing import Batch
 from tests.attack.programs import ROOT, Died
@@ -19,6 +20,8 @@ from tests.attack.seeded_bugs import TABLE
 from tests.attack.worker import CURRENT
 
 COPIED = ("predictor", "calibrate", "tests", "scripts")
+
+
 @dataclass(frozen=True)
 class Bug:
     """A bug, as a patch.
@@ -46,13 +49,16 @@ BUGS = tuple(Bug(*row) for row in TABLE)
 
 @contextmanager
 def copy(bug: Bug) -> Iterator[Path]:
-    """A copy of the code with the bug in it. Shipped formulas and measurements are not copied."""
+    """A copy of the code with the bug in it, and of the formulas that were traced so far. Shipped formulas and measurements are linked."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         root = Path(name)
         for directory in COPIED:
             shutil.copytree(ROOT / directory, root / directory, ignore=shutil.ignore_patterns("__pycache__", "snapshots", "release-*"))
         (root / "profiles").symlink_to(ROOT / "profiles")
         shutil.copy(ROOT / "pyproject.toml", root)
+        traced = (cache_directory() or root) / "formulas"
+        if traced.is_dir():
+            shutil.copytree(traced, root / programs.CACHE / "formulas")
         path = root / bug.file
         content = path.read_text()
         if content.count(bug.old) != 1:
@@ -103,12 +109,15 @@ def _is_fine(found: dict[str, Any] | None) -> bool:
 
 
 def _relations(words: str, root: Path) -> Finding | None:
+    """The first violation, if the code without the bug has none in that round."""
     kind, _, rounds = words.rpartition(" ")
-    row = programs.answer("relations", kind, 0, rounds, "--until-first", root=root)
-    return Finding(str(row["violations"][0])) if row["violations"] else None
+    violations = programs.answer("relations", kind, 0, rounds, "--until-first", root=root)["violations"]
+    if not violations or programs.answer("relations", kind, violations[0]["round"], 1)["violations"]:
+        return None
+    return Finding(str(violations[0]))
 
 
 def _disturbances(name: str, root: Path) -> Finding | None:
-    """What is wrong after a disturbance; that it could not be made finds nothing."""
+    """What is wrong after a disturbance, if without the bug nothing is; that it could not be made finds nothing."""
     wrong = programs.answer("disturbances", name, root=root)["disturbance"]
-    return Finding(wrong[0]) if wrong else None
+    return Finding(wrong[0]) if wrong and not programs.answer("disturbances", name)["disturbance"] else None

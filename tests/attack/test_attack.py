@@ -1,4 +1,4 @@
-"""A minute of the attack: some inputs of every format, some rounds of relations, and the attack's own parts.
+"""A few minutes of the attack: some inputs of every format, some rounds of relations, and the attack's own parts.
 
 All of it is ``python scripts/check.py attack``.
 """
@@ -41,7 +41,7 @@ from tests.attack.inputs import Input
 from tests.attack.judge import judge
 from tests.attack.kills import PLAN, SCENES, Killer
 from tests.attack.processes import NotTried
-from tests.attack.programs import ROOT
+from tests.attack.programs import ROOT, Died
 from tests.attack.seeded_bugs import OWN
 from tests.attack.targets import TARGETS, TOKENIZED, nothing_traced
 from tests.attack.worker import DIGEST_BYTES
@@ -151,6 +151,39 @@ def test_what_waits_twice_is_a_finding(waits, found, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.attack.judge.MOST_BYTES", 1 << 60)  # this process has imported torch
     problem = judge(Input("it"), tmp_path / "inside").problem
     assert problem is None if found is None else problem is not None and problem.startswith(found)
+
+
+def test_what_takes_the_processor_too_long_at_first_is_a_finding(tmp_path, monkeypatch):
+    """Although it takes no time the second time, as where a result is remembered."""
+    (tmp_path / "inside").mkdir()
+    left = iter((0.3, 0.0))
+
+    def burn() -> None:
+        until = time.process_time() + next(left)
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setitem(TARGETS, "it", _target(burn))
+    monkeypatch.setattr("tests.attack.judge.MOST_SECONDS", 0.1)
+    monkeypatch.setattr("tests.attack.judge.MOST_CLOCK_SECONDS", 0.2)
+    problem = judge(Input("it"), tmp_path / "inside").problem
+    assert problem is not None and problem.startswith("slow: 0.3")
+
+
+def test_an_attack_that_tried_little_says_what(monkeypatch):
+    monkeypatch.setattr(page, "LEAST", {name: 1 for name in page.LEAST} | {"relations": 3})
+    row = {"part": "relations", "name": "page/0", "checked": {"a": 2}, "models": ["llava-1.5-7b"], "violations": []}
+    assert page.Summary.of([row]).too_few() == ["0 distinct inputs, of 1", "2 relations, of 3", "0 kills of a running command, of 1", "0 seeded bugs, of 1",
+                                                "0 bugs among them that this project had, of 1"]
+
+
+def test_a_process_without_an_answer_is_a_finding(monkeypatch):
+    def dies(*words):
+        raise Died("killed")
+
+    monkeypatch.setattr(check.programs, "answer", dies)
+    rows = [{"part": part, "name": "it", **check._ended(*words)} for part, words in (("relations", ("relations", "page", 0, 1)), ("kills", ("kills", "scene")))]
+    assert [bool(list(page.problems(row))) for row in rows] == [True, True] and all(page.Summary.of([row]).figures() for row in rows)
 
 
 def test_a_round_that_raises_is_a_violation(monkeypatch):
@@ -274,7 +307,6 @@ def test_what_is_kept_is_not_run_again_and_a_torn_line_is(tmp_path, monkeypatch)
 
 
 def test_kinds_of_rounds_have_shares_and_the_plan_has_fifty_kills():
-
     assert relations.KINDS.keys() == check.SHARES.keys() == check.ROUNDS.keys()
     assert sum(count for _, _, count in PLAN) >= 50 and {scene for scene, _, _ in PLAN} <= SCENES.keys()
     assert not DISTURBANCES.keys() & SCENES.keys()

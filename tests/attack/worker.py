@@ -28,7 +28,7 @@ MOST_ADDRESSES = 8 << 30
 """Limit on the worker's addresses, so that a finding does not take the machine's memory."""
 CURRENT = "current.json"
 DIGEST_BYTES = 5
-"""Of an input: among a million there is one pair alike by chance, or none."""
+"""Of an input: among a million, one pair is alike by chance at most."""
 MOST_FINDINGS = 20
 """Findings of a batch that are kept; all are counted."""
 

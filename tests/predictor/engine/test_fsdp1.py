@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from predictor.engine.fsdp1_ranks import Ranks
 from predictor.engine.fsdp1_units import POST_BACKWARD_STREAM, UNSHARD_STREAM, Flat, Strategy, Unit, Units
 from predictor.engine.tape import Tape
 from predictor.events.model_facts import Parameter
@@ -35,6 +40,25 @@ def test_a_rank_updates_the_part_of_each_parameter_in_its_shard():
     both = flat(tensors=tensors, parts=((6, False), (2, True), (10, False), (2, True)), degree=4)  # shards of 5
     parts = [{index: part.numel for index, part in both.of_rank(rank).items() if part.numel} for rank in range(4)]
     assert parts == [{0: 5}, {0: 1, 1: 2}, {1: 5}, {1: 3}]
+
+
+PARAMETERS = st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=6)
+"""Elements of a unit's parameters, and whether each trains."""
+
+
+@given(st.lists(PARAMETERS, min_size=1, max_size=3), st.integers(1, 20), st.sampled_from((0, 4)), st.booleans())
+def test_ranks_have_one_key_where_they_update_equally_many_elements_of_the_same_parameters(units_of, degree, alignment, original):
+    number, flats = iter(range(100)), []
+    for parameters in units_of:
+        tensors = {next(number): Parameter("w", (numel,), 2, trains) for numel, trains in parameters}
+        parts = flattened([numel for numel, _ in parameters], alignment, degree)
+        flats.append(flat(tensors=tensors, parts=tuple(parts), degree=degree, original=original))
+    ranks, updated = Ranks(flats), [
+        {index: part.numel for one in flats for index, part in one.of_rank(rank).items() if part.numel and part.trainable}
+        for rank in range(degree)]
+    assert [ranks.elements(rank) for rank in range(degree)] == [sum(own.values()) for own in updated]
+    for rank, other in product(range(degree), repeat=2):
+        assert (ranks.key(rank) == ranks.key(other)) == (updated[rank] == updated[other])
 
 
 def units(*, reshards: bool = True, prefetch: str = "BACKWARD_PRE", offloads: bool = False, **changes):
