@@ -5,11 +5,14 @@
     python scripts/check.py real_gpus --table-only              # makes the page of the saved predictions
     python scripts/check.py real_gpus --checkouts DIRECTORY     # also runs the authors' own scripts, which are there
     python scripts/check.py real_gpus --only Wedsonlin --checkouts DIRECTORY --recordings DIRECTORY
+    python scripts/check.py real_gpus --only GAOYUE --checkouts DIRECTORY --orders 20
 
 No GPU is needed. A row is predicted once: its prediction is kept with a fingerprint of the reconstruction, and made
 again only if that changes. Rows that run a script of their author's need a checkout of the repository in the directory
 ``--checkouts``, named ``OWNER+NAME``, at the commit that the source states, with its packages' metadata, and what it
 imports. Rows that replay a memory history, or compare one with a run, need it in ``--recordings``, under the same name.
+With ``--orders N`` the scripts of the chosen rows that print reserved bytes run N more times, each with addresses that
+are drawn at random where the driver chooses them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from calibrate.checks import reconstruction
 from calibrate.checks.directories import PAGES
 from calibrate.checks.outcome import Outcome
 from calibrate.checks.results_file import bar
-from calibrate.evidence import comparison, headline, page, predictions, searches, sources, verdicts
+from calibrate.evidence import addresses, comparison, headline, page, predictions, searches, sources, verdicts
+from calibrate.evidence.addresses import Orders
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Row, Source
 from calibrate.evidence.verdicts import Judged, Thread, Threads
@@ -41,17 +45,20 @@ class Evidence:
     sources: tuple[Source, ...]
     predicted: dict[predictions.Key, Predicted]
     threads: Threads
+    orders: dict[predictions.Key, Orders]
 
 
 def options(parser: ArgumentParser) -> None:
     parser.add_argument("--checkouts", type=Path, help="where the authors' repositories are checked out")
     parser.add_argument("--recordings", type=Path, help="where their memory histories are, if not in the checkouts")
     parser.add_argument("--only", default="", help="predict only rows whose source or id contains this")
+    parser.add_argument("--orders", type=int, default=0, metavar="N",
+                        help="also run their scripts with N random orders of the driver's addresses")
 
 
 def jobs(args: Namespace) -> Evidence:
     """The evidence of the repository."""
-    return Evidence(sources.read_all(), predictions.read(), verdicts.read())
+    return Evidence(sources.read_all(), predictions.read(), verdicts.read(), addresses.read())
 
 
 def measure(jobs: Evidence, args: Namespace) -> Evidence:
@@ -77,13 +84,22 @@ def measure(jobs: Evidence, args: Namespace) -> Evidence:
             print(f"{thread.id}: {error}", file=sys.stderr)
             continue
         verdicts.write({**verdicts.read().judged, thread.id: judged})
-    return Evidence(jobs.sources, jobs.predicted, verdicts.read())
+    for source, row in bar(list(_to_order(jobs, args, inputs)), "Other addresses") if args.orders else ():
+        try:
+            reserved = [reconstruction.reserved_in_order(seed, row, inputs) for seed in range(1, args.orders + 1)]
+        except InputError as error:
+            print(f"{source.name} {row.id}: {error}", file=sys.stderr)
+            continue
+        order = Orders(source.name, row.id, row.digest, _today(), tuple(reserved))
+        jobs.orders[order.key] = order
+        addresses.write(jobs.orders.values())
+    return Evidence(jobs.sources, jobs.predicted, verdicts.read(), jobs.orders)
 
 
 def table(found: Evidence, args: Namespace) -> Outcome:
     """The page, and the figures that the tolerance judges."""
     compared = comparison.make(found.sources, found.predicted)
-    text = page.text(compared, found.threads, searches.read())
+    text = page.text(compared, found.threads, searches.read(), found.orders)
     return Outcome(figures={"jobs said to fit that ran out of memory": len(found.threads.false_fits)},
                    written={PAGE: text}, shown=(headline.summary(compared),))
 
@@ -92,6 +108,16 @@ def _missing_rows(jobs: Evidence, inputs: reconstruction.Inputs) -> Iterator[tup
     for source in jobs.sources:
         for row in source.rows:
             if predictions.of(source, row, jobs.predicted) is None and inputs.has(source, row):
+                yield source, row
+
+
+def _to_order(jobs: Evidence, args: Namespace, inputs: reconstruction.Inputs) -> Iterator[tuple[Source, Row]]:
+    """Rows whose scripts are to be run with other addresses, and were not yet so often."""
+    for source in jobs.sources:
+        for row in source.rows:
+            kept = jobs.orders.get((source.name, row.id))
+            is_kept = kept is not None and kept.digest == row.digest and len(kept.reserved_bytes) >= args.orders
+            if not is_kept and row.job.command and _chosen(args, source.name, row.id) and inputs.has(source, row):
                 yield source, row
 
 

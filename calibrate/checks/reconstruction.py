@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,24 @@ def _recording(name: str, source: Source, row: Row, inputs: Inputs) -> Found:
     return {"bytes": {"requested_bytes": found.peak_requested_bytes, "reserved_bytes": found.peak_reserved_bytes}}
 
 
+def reserved_in_order(seed: int, row: Row, inputs: Inputs) -> int:
+    """The bytes that a row's script prints as reserved, with the driver's addresses drawn at random.
+
+    Raises:
+        InputError: the script failed, or does not print them.
+    """
+    command = row.job.command
+    printed = command.prints.get("reserved_bytes") if command else None
+    if command is None or printed is None:
+        raise InputError("only a script that prints reserved bytes is run with other addresses")
+    with tempfile.TemporaryDirectory() as name:
+        launcher = [sys.executable, "-m", "calibrate.emulator", "run", "--inject", f"address_seed={seed}"]
+        run = _run(command, row.emulated, row.capacity_bytes, Path(name), inputs, launcher)
+    if run.exit_code:
+        raise InputError(f"the script ended with exit code {run.exit_code}: {run.last_words}")
+    return round(float(_only(printed.pattern, run.output)) * printed.unit_bytes)
+
+
 def _command(command: Command, source: Source, row: Row, inputs: Inputs) -> Found:
     with tempfile.TemporaryDirectory() as name:
         run = _run(command, row.emulated, row.capacity_bytes, Path(name), inputs)
@@ -135,19 +153,21 @@ class Run:
         return " / ".join([line.strip() for line in self.output.splitlines() if line.strip()][-LAST_LINES:])[:600]
 
 
-def _run(command: Command, gpu: str, capacity_bytes: int, out: Path, inputs: Inputs) -> Run:
-    """Runs a script on the emulated GPU."""
+def _run(command: Command, gpu: str, capacity_bytes: int, out: Path, inputs: Inputs,
+         launcher: Sequence[str] = ()) -> Run:
+    """Runs a script on the emulated GPU, by a dry run unless another launcher is given, which makes no report."""
     directory = out / "run"
     for needed in (".", *command.directories):
         (directory / needed).mkdir(parents=True, exist_ok=True)
     words = [_filled(word, out, inputs) for word in command.words]
-    options = ["--gpu", gpu, "--json", "-o", str(out / "dryrun.json")]
+    launcher = launcher or ["peakcast", "dryrun", "--json", "-o", str(out / "dryrun.json")]
+    options = ["--gpu", gpu]
     options += ["--capacity-bytes", str(capacity_bytes)] if capacity_bytes else []
     options += ["--world-size", str(command.world_size)] if command.world_size else []
     environment = {**os.environ, **command.environment, "TORCH_COMPILE_DISABLE": "1",
                    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
                    "PYTHONPATH": os.pathsep.join(_filled(path, out, inputs) for path in command.python_path)}
-    run = subprocess.run(["peakcast", "dryrun", *options, "--", *words], cwd=directory, env=environment, text=True,
+    run = subprocess.run([*launcher, *options, "--", *words], cwd=directory, env=environment, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LONGEST_SECONDS)
     report = out / "dryrun.json"
     return Run(run.returncode, run.stdout, json.loads(report.read_text()) if report.is_file() else {})

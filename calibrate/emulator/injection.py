@@ -8,6 +8,7 @@ Each injection changes these counters:
 - Workspaces of cuDNN, `cublas_workspace_config`, `cublaslt_workspace_kib`: PyTorch allocates them itself, so they
   change requested, allocated and reserved bytes, with PyTorch's own lifetimes.
 - `roundup_power2_divisions`: changes allocated and reserved bytes, not requested bytes.
+- `address_step_bytes`, `address_seed`: change allocated and reserved bytes, not requested bytes.
 - `cuda_malloc_granularity_bytes`, `context_bytes`, and memory of the libraries: change only the used memory of
   cudaMemGetInfo and NVML. PyTorch's counters stay the same until the device is full.
 """
@@ -60,6 +61,8 @@ class Injection:
         address_step_bytes: addresses go down from the highest, each at a multiple of this value, which is a multiple of
             2 MiB: 32 MiB on an H200. The default, 0, goes up without gaps. Of free blocks of one size PyTorch's
             allocator takes the lowest, so this changes allocated and reserved bytes.
+        address_seed: addresses are drawn at random, beginning with this number, if it is not 0. No driver does that: it
+            shows how far reserved bytes depend on the order of the driver's addresses.
     """
 
     attention_forward_fixed_bytes: int = 0
@@ -78,6 +81,7 @@ class Injection:
     roundup_power2_divisions: int = 0
     cuda_malloc_granularity_bytes: int = 0
     address_step_bytes: int = 0
+    address_seed: int = 0
 
     def __post_init__(self) -> None:
         """Converts whole numbers and text ("3/2") to the fields' types.
@@ -94,6 +98,8 @@ class Injection:
         for name in ("cuda_malloc_granularity_bytes", "address_step_bytes"):
             if getattr(self, name) % _PAGE_BYTES:
                 raise InputError(f"inject: {name} {getattr(self, name)} must be a multiple of {_PAGE_BYTES}")
+        if self.address_step_bytes and self.address_seed:
+            raise InputError("inject: address_step_bytes and address_seed contradict each other: give one")
         if not re.fullmatch(r"(:[0-9]+:[0-9]+)*", self.cublas_workspace_config):
             raise InputError(f"inject: cublas_workspace_config {quoted(self.cublas_workspace_config)} must be pairs of "
                              ":KiB:count")
@@ -196,4 +202,4 @@ def _fraction(name: str, value: Any) -> Fraction:
 
 _READERS = {int: _whole, Fraction: _fraction, str: lambda _, value: str(value)}
 _OF_THE_DEVICE = ("cublas_bytes", "cudnn_bytes", "nccl_bytes", "nccl_bytes_per_rank", "cuda_malloc_granularity_bytes",
-                  "address_step_bytes")
+                  "address_step_bytes", "address_seed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
-from calibrate.evidence import headline, searches, verdicts
+from calibrate.evidence import addresses, headline, searches, verdicts
+from calibrate.evidence.addresses import Orders
 from calibrate.evidence.comparison import (
     CLOSE,
     GROUPS,
@@ -21,6 +23,7 @@ from calibrate.evidence.comparison import (
     share,
 )
 from calibrate.evidence.headline import how_of
+from calibrate.evidence.predictions import Key
 from calibrate.evidence.searches import Search
 from calibrate.evidence.sources import Basis, Kind
 from calibrate.evidence.verdicts import Judged, Thread, Threads
@@ -57,13 +60,15 @@ predicted. Errors are (predicted - measured) / measured. Facts and figures only:
 
 def load(compared: Comparison) -> str:
     """The page of the evidence that comes with peakcast."""
-    return text(compared, verdicts.read(), searches.read())
+    return text(compared, verdicts.read(), searches.read(), addresses.read())
 
 
-def text(compared: Comparison, threads: Threads, searched: Iterable[Search] = ()) -> str:
+def text(compared: Comparison, threads: Threads, searched: Iterable[Search] = (),
+         orders: Mapping[Key, Orders] | None = None) -> str:
     """The whole page."""
     parts = (_headline(compared), _groups(compared), _worst(compared), _verdicts(threads), _apart(compared),
-             _rows(compared), _set_aside(compared), _missing(compared, threads), _searches(searched))
+             _rows(compared), _other_addresses(compared, orders or {}), _set_aside(compared),
+             _missing(compared, threads), _searches(searched))
     return HEAD + "\n".join(line.rstrip() for line in chain.from_iterable(parts)) + "\n"
 
 
@@ -207,6 +212,28 @@ def _remarks(compared: Comparison, figure: Figure) -> str:
     cause = row.cause or ("" if figure.is_close else "**unexplained**")
     return "; ".join(filter(None, (
         "assumed" if row.basis is Basis.ASSUMED else "", row.fitted and f"fitted: {row.fitted}", events, cause)))
+
+
+def _other_addresses(compared: Comparison, orders: Mapping[Key, Orders]) -> Iterator[str]:
+    """What the scripts reserve where the driver's addresses are in other orders."""
+    figures = [(figure, found) for figure in compared.figures if figure.quantity == "reserved_bytes"
+               and (found := orders.get((figure.source.name, figure.row.id))) and found.digest == figure.row.digest]
+    if not figures:
+        return
+    yield "## Other addresses of the driver"
+    yield ""
+    yield ("Of free blocks of one size PyTorch's allocator takes the one at the lowest address, and no source says "
+           "which addresses its driver gave. On the emulated GPU they go up. Here they are drawn at random, anew for "
+           "each run: what the same script reserves then, and in how many runs. An error within that range can be one "
+           "of addresses.")
+    yield ""
+    yield from _head("source", "job", "measured", "predicted", "with random addresses (runs)", "as measured")
+    for figure, found in figures:
+        runs = ", ".join(f"{size:,} ({count})" for size, count in sorted(Counter(found.reserved_bytes).items()))
+        same = found.reserved_bytes.count(figure.measured)
+        yield _line(figure.source.name, figure.row.id, f"{figure.measured:,}", f"{figure.predicted:,}", runs,
+                    f"{same} of {len(found.reserved_bytes)}")
+    yield ""
 
 
 def _set_aside(compared: Comparison) -> Iterator[str]:

@@ -50,6 +50,7 @@ static void read_settings(void) {
   READ_WORKSPACE(convolution);
   READ(cublas_bytes); READ(cudnn_bytes); READ(nccl_bytes); READ(nccl_bytes_per_rank);
   READ(cuda_malloc_granularity_bytes); READ(address_step_bytes);
+  READ(address_seed);
 #undef READ
   pthread_atfork(NULL, NULL, read_again); /* a forked job may be on another GPU (calibrate/measure/warm_workers.py) */
 }
@@ -120,8 +121,7 @@ int book_first_use(Library library, size_t bytes) {
   return done ? 0 : -1;
 }
 
-/* Ranges in use, by address. First fit, so that the same calls give the same
- * addresses in every run. */
+/* Ranges in use, by address. The same calls give the same addresses in every run. */
 typedef struct {
   uintptr_t start;
   size_t bytes;
@@ -183,29 +183,44 @@ static uintptr_t highest_free(size_t bytes, size_t step, size_t *at) {
   }
 }
 
-uintptr_t reserve_addresses(size_t bytes, size_t alignment) {
-  bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
-  alignment = alignment > BOOKING_UNIT ? alignment : BOOKING_UNIT;
-  size_t step = gpu()->injected.address_step_bytes;
-  pthread_mutex_lock(&lock);
-  if (step) {
-    size_t place;
-    uintptr_t highest = highest_free(round_up(bytes, step), step > alignment ? step : alignment, &place);
-    if (highest) insert_range(&device_ranges, place, (Range){highest, bytes, selected});
-    pthread_mutex_unlock(&lock);
-    return highest;
-  }
+/* The lowest free range at a multiple of the alignment, and where it goes among the ranges in use; 0: exhausted. */
+static uintptr_t lowest_free(size_t bytes, size_t alignment, size_t *at) {
   uintptr_t start = DEVICE_BASE;
-  size_t at = 0;
-  for (; at < device_ranges.count; at++) {
-    const Range *range = &device_ranges.items[at];
+  for (*at = 0; *at < device_ranges.count; (*at)++) {
+    const Range *range = &device_ranges.items[*at];
     if (start + bytes <= range->start) break;
     start = round_up(range->start + range->bytes, alignment);
   }
-  int fits = start + bytes <= DEVICE_END;
-  if (fits) insert_range(&device_ranges, at, (Range){start, bytes, selected});
+  return start + bytes <= DEVICE_END ? start : 0;
+}
+
+/* A free range at a random multiple of the alignment, and where it goes among the ranges in use; 0: none was found. */
+static uintptr_t random_free(size_t bytes, size_t alignment, size_t *at) {
+  static uint64_t state; /* of xorshift64 */
+  if (!state) state = gpu()->injected.address_seed * UINT64_C(0x9E3779B97F4A7C15);
+  size_t places = (DEVICE_END - DEVICE_BASE - bytes) / alignment + 1;
+  for (int tries = 0; tries < 1000; tries++) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    uintptr_t start = DEVICE_BASE + state % places * alignment;
+    *at = position(&device_ranges, start);
+    const Range *range = device_ranges.items + *at;
+    if ((!*at || range[-1].start + range[-1].bytes <= start) &&
+        (*at == device_ranges.count || start + bytes <= range->start)) return start;
+  }
+  return 0;
+}
+
+uintptr_t reserve_addresses(size_t bytes, size_t alignment) {
+  bytes = round_up(bytes ? bytes : 1, BOOKING_UNIT);
+  alignment = alignment > BOOKING_UNIT ? alignment : BOOKING_UNIT;
+  const Injected *injected = &gpu()->injected;
+  size_t step = injected->address_step_bytes, at;
+  pthread_mutex_lock(&lock);
+  uintptr_t start = step ? highest_free(round_up(bytes, step), step > alignment ? step : alignment, &at)
+                  : injected->address_seed ? random_free(bytes, alignment, &at) : lowest_free(bytes, alignment, &at);
+  if (start) insert_range(&device_ranges, at, (Range){start, bytes, selected});
   pthread_mutex_unlock(&lock);
-  return fits ? start : 0;
+  return start;
 }
 
 size_t release_addresses(uintptr_t start) {

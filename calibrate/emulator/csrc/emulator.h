@@ -32,6 +32,7 @@ typedef struct {
   size_t nccl_bytes, nccl_bytes_per_rank;      /* taken by every communicator */
   size_t cuda_malloc_granularity_bytes;        /* cudaMalloc books multiples of it; 0: BOOKING_UNIT */
   size_t address_step_bytes;                   /* addresses go down, at multiples of it; 0: they go up */
+  size_t address_seed;                         /* addresses are drawn at random, beginning with it; 0: they are not */
 } Injected;
 
 typedef struct {

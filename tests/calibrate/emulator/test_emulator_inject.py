@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -196,6 +197,20 @@ def test_a_record_from_before_injections_is_read_as_having_none(tmp_path):
     assert read(tmp_path / "record.json").job.device.injected is None
 
 
+@needs_emulator
+def test_addresses_are_drawn_at_random_by_a_seed():
+    script = """
+blocks = [torch.empty(30 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(8)]
+answer([[block.data_ptr() for block in blocks], torch.cuda.memory_reserved()])
+"""
+    (upward, reserved), *drawn = [run_job(script, inject=Injection(address_seed=seed)) for seed in (0, 1, 1, 2)]
+    assert upward == sorted(upward) and reserved == 8 * 30 * MIB
+    assert drawn[0] == drawn[1] != drawn[2]
+    for addresses, held in drawn:
+        assert addresses != sorted(addresses) and held == reserved
+        assert all(after - before >= 30 * MIB for before, after in pairwise(sorted(addresses)))
+
+
 def test_an_ordinary_job_does_not_start_inside_an_injected_one(monkeypatch):
     monkeypatch.setenv(injection.INJECTED, json.dumps({"injected": {"cublas_bytes": 1}, "hidden": {}}))
     with pytest.raises(InputError, match="inside an emulated GPU that something was injected into"):
@@ -216,6 +231,7 @@ def test_a_wrong_key_on_the_command_line_is_one_clear_line():
         ({"roundup_power2_divisions": 3}, "roundup_power2_divisions 3 must be a power of 2"),
         ({"cuda_malloc_granularity_bytes": 3 * MIB}, "must be a multiple of 2097152"),
         ({"cublas_workspace_config": "4096:2"}, "must be pairs of :KiB:count"),
+        ({"address_step_bytes": 2 * MIB, "address_seed": 1}, "contradict each other"),
     ],
 )
 def test_what_cannot_be_injected_is_refused(values, message):
