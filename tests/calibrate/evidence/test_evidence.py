@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from calibrate.checks import registry
-from calibrate.evidence import comparison, headline, page, predictions, searches, sources, verdicts
+from calibrate.checks import real_gpus, registry
+from calibrate.evidence import addresses, comparison, headline, page, predictions, searches, sources, verdicts
+from calibrate.evidence.addresses import Orders
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Basis, Command, Job, Kind, Printed, Report, Row, Source
 from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads, Verdict
@@ -103,6 +106,46 @@ def test_a_figure_beyond_one_percent_needs_a_cause():
     assert [figure.row.id for figure in found.unexplained] == ["why"]
 
 
+def printing(name: str) -> Row:
+    """A row whose script prints what it reserves."""
+    script = Command(("python", "a.py"), prints={"reserved_bytes": Printed("([0-9]+) bytes", 1)})
+    return row(name, job=Job(command=script), measured={"reserved_bytes": 1000})
+
+
+def test_the_page_has_what_scripts_reserve_with_other_addresses(tmp_path):
+    runs, other = printing("a"), printing("b")
+    kept = [Orders("owner/name", "a", runs.digest, "2026-11-29", (1000, 1020, 1000)),
+            Orders("owner/name", "b", "of another reconstruction", "2026-11-29", (1, 2))]
+    addresses.write(kept, tmp_path / "a.jsonl")
+    orders = addresses.read(tmp_path / "a.jsonl")
+    assert list(orders.values()) == kept
+    text = page.text(compared([runs, other], {"a": 1020, "b": 1000}), Threads((), {}), (), orders)
+    assert "| owner/name | a | 1,000 | 1,020 | 1,000 (2), 1,020 (1) | 2 of 3 |" in text and "1 (1), 2 (1)" not in text
+    assert "Other addresses" not in page.text(compared([runs], {"a": 1000}), Threads((), {}), (), {})
+
+
+def test_a_script_runs_once_for_each_order_of_addresses(monkeypatch, tmp_path):
+    (tmp_path / "owner+name").mkdir()
+    source, asked = Source("owner/name", "MIT", "", rows=(printing("a"), row("workload"))), []
+
+    def run(words, **_how):
+        asked.append(words)
+        return SimpleNamespace(returncode=0, stdout=f"{len(asked)} bytes")
+
+    monkeypatch.setattr("calibrate.checks.reconstruction.subprocess.run", run)
+    monkeypatch.setattr("calibrate.evidence.addresses.write", lambda entries: None)
+    found = real_gpus.Evidence((source,), {}, Threads((), {}), {})
+    args = Namespace(table_only=False, checkouts=tmp_path, recordings=None, only="no prediction", orders=3)
+    assert not real_gpus.measure(found, args).orders
+    args.only = "owner/name a"
+    found.predicted["owner/name", "a"] = Predicted("owner/name", "a", printing("a").digest, "2026-11-29", {"reserved_bytes": 1})
+    orders = real_gpus.measure(found, args).orders
+    assert [one.reserved_bytes for one in orders.values()] == [(1, 2, 3)]
+    assert [word for words in asked for word in words if "seed" in word] == [f"address_seed={seed}" for seed in (1, 2, 3)]
+    real_gpus.measure(real_gpus.Evidence((source,), found.predicted, Threads((), {}), orders), args)
+    assert len(asked) == 3  # they are kept
+
+
 def test_a_job_that_ran_out_of_memory_and_is_said_to_fit_is_counted():
     thread = Thread("t", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
     for verdict, false in ((Verdict.FITS, 1), (Verdict.UNCERTAIN, 0), (Verdict.DOES_NOT_FIT, 0)):
@@ -171,11 +214,13 @@ def test_every_workload_is_a_request_that_peakcast_takes(job, gpu, capacity_byte
 def test_every_prediction_is_of_a_row():
     known = {(source.name, row.id) for source in EVERYTHING for row in source.rows}
     assert set(predictions.read()) <= known
+    assert {key: found.digest for key, found in addresses.read().items()}.items() <= {
+        (source.name, row.id): row.digest for source in EVERYTHING for row in source.rows}.items()
     assert set(verdicts.read().judged) <= {thread.id for thread in verdicts.read().threads}
 
 
 def test_the_page_is_what_the_data_says():
-    made = page.text(comparison.load(), verdicts.read(), searches.read())
+    made = page.load(comparison.load())
     (written,) = (path for path in registry.CHECKS["real_gpus"].writes if path.endswith(".md"))
     assert made == (Path(__file__).parents[3] / written).read_text()
 
@@ -191,9 +236,13 @@ def test_no_job_that_ran_out_of_memory_is_said_to_fit():
     assert not verdicts.read().false_fits
 
 
-def test_a_figure_that_is_off_is_explained_or_marked():
-    text = page.text(comparison.load(), verdicts.read(), searches.read())
-    assert text.count("**unexplained**") >= len(comparison.load().unexplained)
+def test_every_figure_that_is_off_is_explained():
+    assert not comparison.load().unexplained
+
+
+def test_a_figure_that_is_off_without_a_cause_is_marked():
+    text = page.text(compared([row("why")], {"why": 1011}), Threads((), {}))
+    assert text.count("**unexplained**") == 2  # among the worst, and among all
 
 
 def test_the_readme_has_the_figures_of_real_gpus():
