@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibrate.checks import real_gpus, registry
-from calibrate.evidence import addresses, comparison, headline, page, predictions, searches, sources, verdicts
+from calibrate.evidence import addresses, comparison, headline, page, predictions, sources, verdicts
 from calibrate.evidence.addresses import Orders
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Basis, Command, Job, Kind, Printed, Report, Row, Source
