@@ -65,6 +65,8 @@ def measure(jobs: Evidence, args: Namespace) -> Evidence:
     """The evidence with the predictions that were missing. Names on stderr what cannot be predicted."""
     if args.table_only:
         return jobs
+    if args.orders < 0:
+        raise InputError(f"--orders {args.orders}: must be 0 or more")
     inputs = reconstruction.Inputs(args.checkouts, args.recordings or args.checkouts)
     for source, row in bar([pair for pair in _missing_rows(jobs, inputs) if _chosen(args, pair[0].name, pair[1].id)],
                            "Predicting"):
@@ -85,14 +87,15 @@ def measure(jobs: Evidence, args: Namespace) -> Evidence:
             continue
         verdicts.write({**verdicts.read().judged, thread.id: judged})
     for source, row in bar(list(_to_order(jobs, args, inputs)), "Other addresses") if args.orders else ():
+        reserved: list[int] = []
         try:
-            reserved = [reconstruction.reserved_in_order(seed, row, inputs) for seed in range(1, args.orders + 1)]
+            for seed in range(1, args.orders + 1):
+                reserved.append(reconstruction.reserved_in_order(seed, row, inputs))
+                order = Orders(source.name, row.id, row.digest, _today(), tuple(reserved))
+                jobs.orders[order.key] = order
+                addresses.write(jobs.orders.values())
         except InputError as error:
             print(f"{source.name} {row.id}: {error}", file=sys.stderr)
-            continue
-        order = Orders(source.name, row.id, row.digest, _today(), tuple(reserved))
-        jobs.orders[order.key] = order
-        addresses.write(jobs.orders.values())
     return Evidence(jobs.sources, jobs.predicted, verdicts.read(), jobs.orders)
 
 
@@ -117,7 +120,8 @@ def _to_order(jobs: Evidence, args: Namespace, inputs: reconstruction.Inputs) ->
         for row in source.rows:
             kept = jobs.orders.get((source.name, row.id))
             is_kept = kept is not None and kept.digest == row.digest and len(kept.reserved_bytes) >= args.orders
-            if not is_kept and row.job.command and _chosen(args, source.name, row.id) and inputs.has(source, row):
+            prints = row.job.command is not None and "reserved_bytes" in row.job.command.prints
+            if prints and not is_kept and _chosen(args, source.name, row.id) and inputs.has(source, row):
                 yield source, row
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calibrate.evidence.comparison import CLOSE, Comparison, Figure, by, jobs, measurements, share
 from calibrate.evidence.sources import Basis, Kind
-from calibrate.evidence.verdicts import Happened, Threads
+from calibrate.evidence.verdicts import Happened, Thread, Threads
 
 HOW = {"workload": "predict", "report": "predict", "command": "dryrun"}
 """The command that predicts a form of job."""
@@ -21,7 +21,15 @@ def summary(compared: Comparison) -> str:
              "sources."]
     parts += [f"{WHAT[how]} ({_counted(figures)}): {_shares(figures)}."
               for how, figures in by(compared.judged, how_of).items()]
-    return " ".join(parts)
+    return " ".join([*parts, f"Allocated within {CLOSE:.0%}, by GPU: {by_gpu(compared)}."])
+
+
+def by_gpu(compared: Comparison) -> str:
+    """How many of the judged allocated figures are close, for each GPU that is named."""
+    figures = [figure for figure in compared.judged if figure.group == "allocated" and figure.row.gpu]
+    found = by(figures, lambda figure: figure.row.gpu.removeprefix("NVIDIA ").removeprefix("GeForce "))
+    return ", ".join(f"{name} {sum(figure.is_close for figure in rows)} of {len(rows)}"
+                     for name, rows in sorted(found.items()))
 
 
 def _counted(figures: list[Figure]) -> str:
@@ -43,12 +51,21 @@ def verdict_summary(threads: Threads) -> str:
     fitted = [thread for thread, _ in threads.pairs if thread.fitted]
     text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
             f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
-            "the reports rest partly on assumed settings.")
+            f"the reports rest partly on assumed settings. {_places(listed)}")
     if not fitted:
         return text
     at_first = len(threads.false_fits) + sum(thread.is_false_fit_at_first for thread in fitted)
     return (f"{text} At first reading it was {at_first} of {len(threads.pairs)}: reports with a setting that was "
             f"chosen after the verdict was seen ({len(fitted)}) are not counted.")
+
+
+def _places(listed: list[Thread]) -> str:
+    """Where the reports are: in threads, which are named OWNER/NAME#NUMBER, or in files of repositories."""
+    wheres = [thread.where.split(",")[0].split(" ")[0] for thread in listed]
+    threads = [where for where in wheres if "#" in where]
+    files = [where for where in wheres if "#" not in where]
+    return (f"{len(threads)} of them are in {len(set(threads))} threads on GitHub, {len(files)} in files of "
+            f"{len(set(files))} repositories.")
 
 
 def how_of(figure: Figure) -> str:

@@ -223,9 +223,10 @@ def _other_addresses(compared: Comparison, orders: Mapping[Key, Orders]) -> Iter
     yield "## Other addresses of the driver"
     yield ""
     yield ("Of free blocks of one size PyTorch's allocator takes the one at the lowest address, and no source says "
-           "which addresses its driver gave. On the emulated GPU they go up. Here they are drawn at random, anew for "
-           "each run: what the same script reserves then, and in how many runs. An error within that range can be one "
-           "of addresses.")
+           "which addresses its driver gave. On the emulated GPU they go up. Here they are drawn at random, with the "
+           "seeds 1, 2, 3 and so on: what the same script prints as reserved then, and in how many runs. An error "
+           "within that range can be one of addresses. No driver draws them so; the order of a real one was measured "
+           "on an H200 and an H100.")
     yield ""
     yield from _head("source", "job", "measured", "predicted", "with random addresses (runs)", "as measured")
     for figure, found in figures:

@@ -250,9 +250,10 @@ def test_the_readme_has_the_figures_of_real_gpus():
     rows = [row for row in page.by_kind(found) if "---" not in row][1:]
     assert len(rows) > 2 and [row for row in rows if f"| real GPU {row}" not in text] == []
     assert f"The figures of real GPUs ({found.date}) are" in " ".join(text.split())
+    assert f"Allocated within 1%, by GPU: {headline.by_gpu(found)}." in " ".join(text.split())
     happened = Counter(thread.happened for thread, _ in threads.judged_pairs)
-    assert (f"We also predicted {len(threads.pairs)} jobs whose end is public. {happened[Happened.RAN]} ran, and we "
-            f"predicted a fit for each. {happened[Happened.OUT_OF_MEMORY] + 1} ran out of memory: we predicted a "
+    assert (f"We also predicted {len(threads.pairs)} jobs whose end is public, choosing unstated settings first. "
+            f"{happened[Happened.RAN]} ran, and we predicted a fit for each. {happened[Happened.OUT_OF_MEMORY] + 1} ran out of memory: we predicted a "
             "fit for one of them, whose report leaves a setting open. With its other value, chosen afterwards, it does "
             "not fit."
             ) in " ".join(text.split())
