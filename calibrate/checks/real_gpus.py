@@ -120,8 +120,8 @@ def _to_order(jobs: Evidence, args: Namespace, inputs: reconstruction.Inputs) ->
         for row in source.rows:
             kept = jobs.orders.get((source.name, row.id))
             is_kept = kept is not None and kept.digest == row.digest and len(kept.reserved_bytes) >= args.orders
-            prints = row.job.command is not None and "reserved_bytes" in row.job.command.prints
-            if prints and not is_kept and _chosen(args, source.name, row.id) and inputs.has(source, row):
+            if (reconstruction.prints_reserved(row) and not is_kept and _chosen(args, source.name, row.id)
+                    and inputs.has(source, row)):
                 yield source, row
 
 

@@ -103,16 +103,21 @@ def _recording(name: str, source: Source, row: Row, inputs: Inputs) -> Found:
     return {"bytes": {"requested_bytes": found.peak_requested_bytes, "reserved_bytes": found.peak_reserved_bytes}}
 
 
+def prints_reserved(row: Row) -> bool:
+    """Whether a row has a script that prints how many bytes it reserved."""
+    return row.job.command is not None and "reserved_bytes" in row.job.command.prints
+
+
 def reserved_in_order(seed: int, row: Row, inputs: Inputs) -> int:
-    """The bytes that a row's script prints as reserved, with the driver's addresses drawn at random.
+    """The bytes that a row's script prints as reserved (:func:`prints_reserved`), with the driver's addresses drawn at
+    random.
 
     Raises:
-        InputError: the script failed, or does not print them.
+        InputError: the script failed, or did not print them.
     """
     command = row.job.command
-    printed = command.prints.get("reserved_bytes") if command else None
-    if command is None or printed is None:
-        raise InputError("only a script that prints reserved bytes is run with other addresses")
+    assert command is not None  # prints_reserved(row)
+    printed = command.prints["reserved_bytes"]
     with tempfile.TemporaryDirectory() as name:
         launcher = [sys.executable, "-m", "calibrate.emulator", "run", "--inject", f"address_seed={seed}"]
         run = _run(command, row.emulated, row.capacity_bytes, Path(name), inputs, launcher)

@@ -236,11 +236,16 @@ def _with(words: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
 
 
 def measure(jobs: list[Benchmark], args: Namespace) -> list[Row]:
-    """The latest row of each benchmark, those of the jobs measured now."""
+    """The latest row of each benchmark, those of the jobs measured now. Names on stderr what is refused."""
     for one in [] if args.table_only else results_file.bar(jobs, "Timing"):
         busy = os.getloadavg()[0]
+        try:
+            seconds = one.seconds()
+        except InputError as error:  # the others are timed all the same
+            print(error, file=sys.stderr)
+            continue
         results_file.append(FILE, {
-            "name": one.name, "seconds": round(one.seconds(), 4), "busy": round(busy, 1), "target": one.target,
+            "name": one.name, "seconds": round(seconds, 4), "busy": round(busy, 1), "target": one.target,
             "series": one.series, "size": one.size, "date": date.today().isoformat(), "cores": os.cpu_count(),
             **{package: metadata.version(package) for package in ("torch", "transformers")}})
     return list({row["name"]: row for row in results_file.lines(FILE)}.values())

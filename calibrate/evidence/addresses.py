@@ -6,15 +6,13 @@ its driver gave. ``scripts/check.py real_gpus --orders N`` runs a script with ad
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibrate.evidence import kept_lines
 from calibrate.evidence.predictions import Key
 from calibrate.evidence.sources import DIRECTORY
-from predictor.common.files import read_text
-from predictor.common.json_dataclasses import from_plain, to_plain
 
 FILE = DIRECTORY / "addresses.jsonl"
 
@@ -41,14 +39,9 @@ class Orders:
 
 def read(path: Path = FILE) -> dict[Key, Orders]:
     """The runs of a file, by source and row."""
-    if not path.is_file():
-        return {}
-    lines = read_text(path, "the runs with other addresses").splitlines()
-    entries = (from_plain(Orders, json.loads(line), f"{path.name}:{number}") for number, line in enumerate(lines, 1))
-    return {entry.key: entry for entry in entries}
+    return {entry.key: entry for entry in kept_lines.read(Orders, path, "the runs with other addresses")}
 
 
 def write(entries: Iterable[Orders], path: Path = FILE) -> None:
     """Writes a file with these runs, ordered by source and row."""
-    lines = (json.dumps(to_plain(entry)) for entry in sorted(entries, key=lambda entry: entry.key))
-    path.write_text("".join(f"{line}\n" for line in lines))
+    kept_lines.write(sorted(entries, key=lambda entry: entry.key), path)

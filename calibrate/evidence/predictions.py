@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibrate.evidence import kept_lines
 from calibrate.evidence.sources import DIRECTORY, Row, Source
-from predictor.common.files import read_text
-from predictor.common.json_dataclasses import from_plain, to_plain
 
 FILE = DIRECTORY / "predictions.jsonl"
 Key = tuple[str, str]
@@ -41,17 +39,12 @@ class Predicted:
 
 def read(path: Path = FILE) -> dict[Key, Predicted]:
     """The predictions of a file. Of several for one row the last counts."""
-    if not path.is_file():
-        return {}
-    lines = read_text(path, "the predictions of the evidence").splitlines()
-    entries = (from_plain(Predicted, json.loads(line), f"{path.name}:{number}") for number, line in enumerate(lines, 1))
-    return {entry.key: entry for entry in entries}
+    return {entry.key: entry for entry in kept_lines.read(Predicted, path, "the predictions of the evidence")}
 
 
 def write(entries: Iterable[Predicted], path: Path = FILE) -> None:
     """Writes a file with these predictions, ordered by source and row."""
-    lines = (json.dumps(to_plain(entry)) for entry in sorted(entries, key=lambda entry: entry.key))
-    path.write_text("".join(f"{line}\n" for line in lines))
+    kept_lines.write(sorted(entries, key=lambda entry: entry.key), path)
 
 
 def of(source: Source, row: Row, entries: Mapping[Key, Predicted]) -> Predicted | None:

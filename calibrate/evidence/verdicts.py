@@ -5,17 +5,17 @@ A report's job has the form of a row's job: keys of ``peakcast predict``, or the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from calibrate.evidence import kept_lines
 from calibrate.evidence.sources import DIRECTORY, Basis, Job, Unreconstructed, fingerprint
 from predictor.common.errors import InputError
-from predictor.common.files import read_mapping, read_text
-from predictor.common.json_dataclasses import from_plain, to_plain
+from predictor.common.files import read_mapping
+from predictor.common.json_dataclasses import from_plain
 
 FILE = DIRECTORY / "out_of_memory.json"
 PREDICTIONS = DIRECTORY / "verdicts.jsonl"
@@ -144,12 +144,11 @@ def read(path: Path = FILE, verdicts: Path = PREDICTIONS) -> Threads:
     for thread in threads:
         if bool(thread.fitted) != bool(thread.first_verdict):
             raise InputError(f"{path.name}: {thread.id}: what is fitted has its first verdict, and only that has one")
-    lines = read_text(verdicts, "verdicts").splitlines() if verdicts.is_file() else []
-    judged = (from_plain(Judged, json.loads(line), f"{verdicts.name}:{number}") for number, line in enumerate(lines, 1))
+    judged = kept_lines.read(Judged, verdicts, "verdicts")
     reasons = from_plain(tuple[Unreconstructed, ...], document.get("not_reconstructed", []), path.name)
     return Threads(threads, {entry.thread: entry for entry in judged}, reasons)
 
 
 def write(entries: Mapping[str, Judged], path: Path = PREDICTIONS) -> None:
     """Writes a file with these verdicts, ordered by report."""
-    path.write_text("".join(f"{json.dumps(to_plain(entries[name]))}\n" for name in sorted(entries)))
+    kept_lines.write([entries[name] for name in sorted(entries)], path)

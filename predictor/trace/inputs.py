@@ -22,6 +22,9 @@ from predictor.trace.trace import call_on_meta
 
 Size = tuple[int, int]
 """Height and width in pixels."""
+_RUNS: dict[Hashable, dict[tuple[Size | None, int], list[int]]] = {}
+"""Configuration, sizes of images and frames of videos -> what :meth:`Inputs._runs` found, which takes a run of the
+vision tower. It does not depend on how the model trains."""
 
 
 def _filled(runs: list[int]) -> int:
@@ -58,9 +61,6 @@ def _padded(batch: dict[str, torch.Tensor], padding: str) -> dict[str, torch.Ten
         batch = batch | {"position_ids": torch.arange(length).expand(rows, -1)}
         return {name: values.reshape(1, -1) for name, values in batch.items()}
     return batch
-_RUNS: dict[Hashable, dict[tuple[Size | None, int], list[int]]] = {}
-"""Configuration, sizes of images and frames of videos -> what :meth:`Inputs._runs` found, which takes a run of the
-vision tower. It does not depend on how the model trains."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,6 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 DETERMINED = ("Tensor", "int", "SymInt")
 """Types of results that layouts determine; the integers are lengths."""
 DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
 MOST_RESULTS = 100_000
 """Results that are kept; a trace of a large model has some thousands. Beyond that they are forgotten, all at once."""
 
