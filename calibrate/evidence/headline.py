@@ -48,15 +48,15 @@ def verdict_summary(threads: Threads) -> str:
     listed = [thread for thread, _ in threads.judged_pairs]
     failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
     assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
-    fitted = [thread for thread, _ in threads.pairs if thread.fitted]
+    fitted, cited = (sum(map(bool, values)) for values in zip(*((one.fitted, one.cited) for one, _ in threads.pairs)))
     text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
             f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
             f"the reports rest partly on assumed settings. {_places(listed)}")
-    if not fitted:
+    if not fitted and not cited:
         return text
-    at_first = len(threads.false_fits) + sum(thread.is_false_fit_at_first for thread in fitted)
-    return (f"{text} At first reading it was {at_first} of {len(threads.pairs)}: reports with a setting that was "
-            f"chosen after the verdict was seen ({len(fitted)}) are not counted.")
+    return (f"{text} At first reading it was {len(threads.false_fits_at_first)} of {len(threads.pairs)}. Since then "
+            f"{cited} were given settings of their authors' own commands or code, which are named; {fitted} with a "
+            "setting that was chosen after the verdict was seen are not counted.")
 
 
 def _places(listed: list[Thread]) -> str:

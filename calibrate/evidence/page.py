@@ -134,7 +134,8 @@ def _verdicts(threads: Threads) -> Iterator[str]:
     yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
                      "basis and remarks")
     for thread, judged in pairs:
-        remarks = "; ".join(filter(None, (thread.basis.value, thread.fitted and f"fitted: {thread.fitted}", thread.note,
+        remarks = "; ".join(filter(None, (thread.basis.value, thread.fitted and f"fitted: {thread.fitted}",
+                                          thread.cited and f"read again: {thread.cited}", thread.note,
                                           thread.cause and f"cause: {thread.cause}")))
         yield _line(thread.id, thread.where, thread.gpu, thread.happened.value, _verdict(thread, judged),
                     _gib(thread.said.get("allocated_bytes", 0)), _gib(judged.allocated_bytes), remarks)

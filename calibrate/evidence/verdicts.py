@@ -49,7 +49,9 @@ class Thread:
             PyTorch, or the GPU's own if there is no message.
         cause: why the verdict is wrong, if it is.
         fitted: which setting was chosen after its verdict was seen. Such reports are not in the headline.
-        first_verdict: what was predicted at first, of a report that is fitted.
+        cited: where the author's own code or command has a setting that was added after the verdict was seen. Such
+            reports stay in the headline.
+        first_verdict: what was predicted at first, of a report that is fitted or cited.
     """
 
     id: str
@@ -65,12 +67,12 @@ class Thread:
     note: str = ""
     cause: str = ""
     fitted: str = ""
+    cited: str = ""
     first_verdict: Verdict | None = None
 
-    @property
-    def is_false_fit_at_first(self) -> bool:
-        """Whether it ran out of memory, and the first prediction was that it fits."""
-        return self.happened is Happened.OUT_OF_MEMORY and self.first_verdict is Verdict.FITS
+    def is_false_fit(self, verdict: Verdict) -> bool:
+        """Whether it ran out of memory, and the verdict is that it fits."""
+        return self.happened is Happened.OUT_OF_MEMORY and verdict is Verdict.FITS
 
     @property
     def digest(self) -> str:
@@ -120,8 +122,13 @@ class Threads:
     @property
     def false_fits(self) -> list[Thread]:
         """Jobs of the headline that ran out of memory, and of which peakcast says that they fit."""
-        return [thread for thread, judged in self.judged_pairs
-                if judged.verdict is Verdict.FITS and thread.happened is Happened.OUT_OF_MEMORY]
+        return [thread for thread, judged in self.judged_pairs if thread.is_false_fit(judged.verdict)]
+
+    @property
+    def false_fits_at_first(self) -> list[Thread]:
+        """The false fits of the first verdicts, fitted reports included."""
+        return [thread for thread, judged in self.pairs
+                if thread.is_false_fit(thread.first_verdict or judged.verdict)]
 
     @property
     def false_alarms(self) -> list[Thread]:
@@ -142,8 +149,9 @@ def read(path: Path = FILE, verdicts: Path = PREDICTIONS) -> Threads:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{path.name}: threads of the same id: {', '.join(twice)}")
     for thread in threads:
-        if bool(thread.fitted) != bool(thread.first_verdict):
-            raise InputError(f"{path.name}: {thread.id}: what is fitted has its first verdict, and only that has one")
+        if bool(thread.fitted or thread.cited) != bool(thread.first_verdict):
+            raise InputError(f"{path.name}: {thread.id}: what is fitted or cited has its first verdict, and only that "
+                             "has one")
     judged = kept_lines.read(Judged, verdicts, "verdicts")
     reasons = from_plain(tuple[Unreconstructed, ...], document.get("not_reconstructed", []), path.name)
     return Threads(threads, {entry.thread: entry for entry in judged}, reasons)
