@@ -48,7 +48,8 @@ def verdict_summary(threads: Threads) -> str:
     listed = [thread for thread, _ in threads.judged_pairs]
     failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
     assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
-    fitted, cited = (sum(map(bool, values)) for values in zip(*((one.fitted, one.cited) for one, _ in threads.pairs)))
+    fitted = sum(bool(thread.fitted) for thread, _ in threads.pairs)
+    cited = sum(bool(thread.cited) for thread, _ in threads.pairs)
     text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
             f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
             f"the reports rest partly on assumed settings. {_places(listed)}")
