@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calibrate.evidence.comparison import CLOSE, Comparison, Figure, by, jobs, measurements, share
 from calibrate.evidence.sources import Basis, Kind
-from calibrate.evidence.verdicts import Happened, Thread, Threads
+from calibrate.evidence.verdicts import Happened, Thread, Threads, Verdict
 
 HOW = {"workload": "predict", "report": "predict", "command": "dryrun"}
 """The command that predicts a form of job."""
@@ -48,16 +48,16 @@ def verdict_summary(threads: Threads) -> str:
     listed = [thread for thread, _ in threads.judged_pairs]
     failed = sum(thread.happened is Happened.OUT_OF_MEMORY for thread in listed)
     assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
-    fitted = sum(bool(thread.fitted) for thread, _ in threads.pairs)
-    cited = sum(bool(thread.cited) for thread, _ in threads.pairs)
+    uncertain = sum(judged.verdict is Verdict.UNCERTAIN for _, judged in threads.judged_pairs)
     text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
-            f"memory, as {failed} of them did; {len(threads.false_alarms)} are said not to fit, and ran. {assumed} of "
-            f"the reports rest partly on assumed settings. {_places(listed)}")
-    if not fitted and not cited:
+            f"memory, as {failed} of them did. {len(threads.false_alarms)} said not to fit ran, and {uncertain} are "
+            f"uncertain. {assumed} of the reports rest partly on assumed settings. {_places(listed)}")
+    revised = [thread.is_fitted for thread, _ in threads.pairs if thread.revision]
+    if not revised:
         return text
-    return (f"{text} At first reading it was {len(threads.false_fits_at_first)} of {len(threads.pairs)}. Since then "
-            f"{cited} were given settings of their authors' own commands or code, which are named; {fitted} with a "
-            "setting that was chosen after the verdict was seen are not counted.")
+    return (f"{text} At first reading, {len(threads.false_fits_at_first)} of {len(threads.pairs)} were false fits. "
+            f"{len(revised) - sum(revised)} were then given settings of their authors' own commands or code, which are "
+            f"named; {sum(revised)} with a setting that was chosen after its verdict was seen is left out above.")
 
 
 def _places(listed: list[Thread]) -> str:

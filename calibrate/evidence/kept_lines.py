@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from predictor.common.files import read_text
+from predictor.common.files import parse_json, read_text
 from predictor.common.json_dataclasses import from_plain, to_plain
 
 Entry = TypeVar("Entry")
@@ -23,7 +23,8 @@ def read(kind: type[Entry], path: Path, what: str) -> list[Entry]:
         InputError: a line is not valid.
     """
     lines = read_text(path, what).splitlines() if path.is_file() else []
-    return [from_plain(kind, json.loads(line), f"{path.name}:{number}") for number, line in enumerate(lines, 1)]
+    names = (f"{path.name}:{number}" for number in range(1, len(lines) + 1))
+    return [from_plain(kind, parse_json(line, name), name) for line, name in zip(lines, names)]
 
 
 def write(entries: Iterable[Any], path: Path) -> None:

@@ -39,8 +39,8 @@ jobs. Made by `python scripts/check.py real_gpus` from `profiles/evidence/real_g
 figure (repository, commit, file), the job as keys of `peakcast predict` or as the author's own script, and what was
 predicted. Errors are (predicted - measured) / measured. Facts and figures only: no file of others is copied.
 
-- Every job was reconstructed, and the reconstruction committed, before its prediction was made. Nothing was tuned to
-  these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
+- Every job was reconstructed, and the reconstruction committed, before its prediction was made, but for reports that say
+  so. Nothing was tuned to these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
   the source nor its code states is *assumed*. Both are shown below, and neither is in the headline. Of the reports of
   jobs that ran out of memory, those that rest on assumptions are in it, and it says how many they are.
 - Of two sources the latest script was run first; then the scripts of the commits that published the figures took its
@@ -134,12 +134,18 @@ def _verdicts(threads: Threads) -> Iterator[str]:
     yield from _head("report", "where", "GPU", "happened", "predicted", "allocated then: said", "emulated",
                      "basis and remarks")
     for thread, judged in pairs:
-        remarks = "; ".join(filter(None, (thread.basis.value, thread.fitted and f"fitted: {thread.fitted}",
-                                          thread.cited and f"read again: {thread.cited}", thread.note,
+        remarks = "; ".join(filter(None, (thread.basis.value, _revision(thread), thread.note,
                                           thread.cause and f"cause: {thread.cause}")))
         yield _line(thread.id, thread.where, thread.gpu, thread.happened.value, _verdict(thread, judged),
                     _gib(thread.said.get("allocated_bytes", 0)), _gib(judged.allocated_bytes), remarks)
     yield ""
+
+
+def _revision(thread: Thread) -> str:
+    if thread.revision is None:
+        return ""
+    how = f"read again ({thread.revision.source})" if thread.revision.source else "fitted"
+    return f"{how}: {thread.revision.setting}; at first it was said: {VERDICTS[thread.revision.first_verdict.value]}"
 
 
 def _verdict(thread: Thread, judged: Judged) -> str:

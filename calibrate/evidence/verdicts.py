@@ -37,6 +37,26 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
+class Revision:
+    """How a report was read again after its verdict was seen.
+
+    Attributes:
+        setting: what was changed or added.
+        first_verdict: what was predicted before.
+        source: where the author's own command or code has the setting; empty if it was chosen.
+    """
+
+    setting: str
+    first_verdict: Verdict
+    source: str = ""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the setting was chosen. Such reports are not in the headline."""
+        return not self.source
+
+
+@dataclass(frozen=True)
 class Thread:
     """One report.
 
@@ -48,10 +68,6 @@ class Thread:
         capacity_bytes: memory of the GPU that was PyTorch's to take: the total less what the message counts outside
             PyTorch, or the GPU's own if there is no message.
         cause: why the verdict is wrong, if it is.
-        fitted: which setting was chosen after its verdict was seen. Such reports are not in the headline.
-        cited: where the author's own code or command has a setting that was added after the verdict was seen. Such
-            reports stay in the headline.
-        first_verdict: what was predicted at first, of a report that is fitted or cited.
     """
 
     id: str
@@ -66,9 +82,16 @@ class Thread:
     basis: Basis = Basis.PUBLISHED
     note: str = ""
     cause: str = ""
-    fitted: str = ""
-    cited: str = ""
-    first_verdict: Verdict | None = None
+    revision: Revision | None = None
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a setting was chosen after the verdict was seen."""
+        return self.revision is not None and self.revision.is_fitted
+
+    def first_verdict(self, verdict: Verdict) -> Verdict:
+        """What was predicted at first, from what is predicted now."""
+        return self.revision.first_verdict if self.revision else verdict
 
     def is_false_fit(self, verdict: Verdict) -> bool:
         """Whether it ran out of memory, and the verdict is that it fits."""
@@ -117,7 +140,7 @@ class Threads:
     @cached_property
     def judged_pairs(self) -> list[tuple[Thread, Judged]]:
         """Those of the headline: no setting was chosen after the verdict was seen."""
-        return [(thread, judged) for thread, judged in self.pairs if not thread.fitted]
+        return [(thread, judged) for thread, judged in self.pairs if not thread.is_fitted]
 
     @property
     def false_fits(self) -> list[Thread]:
@@ -127,8 +150,7 @@ class Threads:
     @property
     def false_fits_at_first(self) -> list[Thread]:
         """The false fits of the first verdicts, fitted reports included."""
-        return [thread for thread, judged in self.pairs
-                if thread.is_false_fit(thread.first_verdict or judged.verdict)]
+        return [thread for thread, judged in self.pairs if thread.is_false_fit(thread.first_verdict(judged.verdict))]
 
     @property
     def false_alarms(self) -> list[Thread]:
@@ -148,10 +170,6 @@ def read(path: Path = FILE, verdicts: Path = PREDICTIONS) -> Threads:
     names = [thread.id for thread in threads]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"{path.name}: threads of the same id: {', '.join(twice)}")
-    for thread in threads:
-        if bool(thread.fitted or thread.cited) != bool(thread.first_verdict):
-            raise InputError(f"{path.name}: {thread.id}: what is fitted or cited has its first verdict, and only that "
-                             "has one")
     judged = kept_lines.read(Judged, verdicts, "verdicts")
     reasons = from_plain(tuple[Unreconstructed, ...], document.get("not_reconstructed", []), path.name)
     return Threads(threads, {entry.thread: entry for entry in judged}, reasons)

@@ -16,7 +16,7 @@ from calibrate.evidence import addresses, comparison, headline, page, prediction
 from calibrate.evidence.addresses import Orders
 from calibrate.evidence.predictions import Predicted
 from calibrate.evidence.sources import Basis, Command, Job, Kind, Printed, Report, Row, Source
-from calibrate.evidence.verdicts import Happened, Judged, Thread, Threads, Verdict
+from calibrate.evidence.verdicts import Happened, Judged, Revision, Thread, Threads, Verdict
 from predictor.common.errors import InputError
 from predictor.workload.workload import Workload
 
@@ -153,31 +153,31 @@ def test_a_job_that_ran_out_of_memory_and_is_said_to_fit_is_counted():
         assert len(found.false_fits) == false
 
 
-def test_a_report_whose_setting_was_chosen_after_its_verdict_is_not_counted_and_its_first_verdict_is_told():
+@pytest.mark.parametrize("source, counted", [("", 1), ("the README", 2)])
+def test_a_report_whose_setting_was_chosen_after_its_verdict_is_not_counted_and_its_first_verdict_is_told(source, counted):
     plain = Thread("p", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
-    fitted = replace(plain, id="f", fitted="ranks", first_verdict=Verdict.FITS)
-    judged = {one.id: Judged(one.id, one.digest, "2026-11-25", Verdict.DOES_NOT_FIT) for one in (plain, fitted)}
-    said = headline.verdict_summary(Threads((plain, fitted), judged))
-    assert said.startswith("0 of 1 public reports are false fits") and "At first reading it was 1 of 2." in said and "1 with a setting that was chosen" in said
+    revised = replace(plain, id="r", revision=Revision("ranks", Verdict.FITS, source))
+    judged = {one.id: Judged(one.id, one.digest, "2026-11-25", Verdict.DOES_NOT_FIT) for one in (plain, revised)}
+    said = headline.verdict_summary(Threads((plain, revised), judged))
+    assert said.startswith(f"0 of {counted} public reports are false fits") and "At first reading, 1 of 2 were false fits." in said
+    assert f"{counted - 1} were then given settings" in said and f"{2 - counted} with a setting that was chosen" in said
 
 
-def test_a_report_with_a_setting_of_its_authors_code_is_counted_and_its_first_verdict_is_told():
-    plain = Thread("p", "owner/name#1", "A", "a100-80gb", Happened.OUT_OF_MEMORY, Job(workload=WORKLOAD))
-    cited = replace(plain, id="c", cited="accumulation, by the README", first_verdict=Verdict.FITS)
-    judged = {one.id: Judged(one.id, one.digest, "2026-11-25", Verdict.DOES_NOT_FIT) for one in (plain, cited)}
-    said = headline.verdict_summary(Threads((plain, cited), judged))
-    assert said.startswith("0 of 2 public reports are false fits") and "At first reading it was 1 of 2." in said
-    assert "1 were given settings of their authors' own" in said
-
-
-@pytest.mark.parametrize("changes", [{"fitted": "ranks"}, {"cited": "ranks"}, {"first_verdict": "fits"}])
-def test_a_fitted_report_has_its_first_verdict(tmp_path, changes):
+@pytest.mark.parametrize("revision", [{"setting": "ranks"}, {"first_verdict": "fits"}, {"setting": "ranks", "first_verdict": "perhaps"}])
+def test_a_fitted_report_has_its_first_verdict(tmp_path, revision):
     thread = {"id": "t", "where": "owner/name#1", "gpu": "A", "emulated": "a100-80gb", "happened": "ran",
-              "job": {"workload": WORKLOAD}}
+              "job": {"workload": WORKLOAD}, "revision": revision}
     path = tmp_path / "threads.json"
-    path.write_text(json.dumps({"threads": [thread | changes]}))
-    with pytest.raises(InputError, match="t: what is fitted or cited has its first verdict"):
+    path.write_text(json.dumps({"threads": [thread]}))
+    with pytest.raises(InputError, match="threads.json.*revision"):
         verdicts.read(path)
+
+
+@pytest.mark.parametrize("line", ['{"thread": "t", ', "[]"])
+def test_a_torn_line_of_what_is_kept_is_refused(tmp_path, line):
+    (tmp_path / "verdicts.jsonl").write_text(line + "\n")
+    with pytest.raises(InputError, match="verdicts.jsonl:1: "):
+        verdicts.read(verdicts.FILE, tmp_path / "verdicts.jsonl")
 
 
 def test_rows_take_what_their_source_shares(tmp_path):
