@@ -50,8 +50,8 @@ def verdict_summary(threads: Threads) -> str:
     assumed = sum(thread.basis is Basis.ASSUMED for thread in listed)
     uncertain = sum(judged.verdict is Verdict.UNCERTAIN for _, judged in threads.judged_pairs)
     text = (f"{len(threads.false_fits)} of {len(listed)} public reports are false fits: said to fit, and ran out of "
-            f"memory, as {failed} of them did. {len(threads.false_alarms)} said not to fit ran, and {uncertain} are "
-            f"uncertain. {assumed} of the reports rest partly on assumed settings. {_places(listed)}")
+            f"memory, as {failed} of them did. Said not to fit, but ran: {len(threads.false_alarms)}; uncertain: "
+            f"{uncertain}. {assumed} of the reports rest partly on assumed settings. {_places(listed)}")
     revised = [thread.is_fitted for thread, _ in threads.pairs if thread.revision]
     if not revised:
         return text

@@ -39,10 +39,11 @@ jobs. Made by `python scripts/check.py real_gpus` from `profiles/evidence/real_g
 figure (repository, commit, file), the job as keys of `peakcast predict` or as the author's own script, and what was
 predicted. Errors are (predicted - measured) / measured. Facts and figures only: no file of others is copied.
 
-- Every job was reconstructed, and the reconstruction committed, before its prediction was made, but for reports that say
-  so. Nothing was tuned to these figures. A row whose setting was chosen after its error was seen is *fitted*; one with a setting that neither
-  the source nor its code states is *assumed*. Both are shown below, and neither is in the headline. Of the reports of
-  jobs that ran out of memory, those that rest on assumptions are in it, and it says how many they are.
+- Every job was reconstructed, and the reconstruction committed, before its prediction was made, but for reports that
+  say otherwise. Nothing was tuned to these figures. A row whose setting was chosen after its error was seen is
+  *fitted*; one with a setting that neither the source nor its code states is *assumed*. Both are shown below, and
+  neither is in the headline. Of the reports of jobs that ran out of memory, those that rest on assumptions are in it,
+  and it says how many they are.
 - Of two sources the latest script was run first; then the scripts of the commits that published the figures took its
   place. Their notes say how far it was off.
 - Predicted are peaks for the versions of this repository (PyTorch 2.11, transformers 5.17), not for the authors'.

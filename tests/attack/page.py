@@ -161,7 +161,7 @@ class Summary:
         before = sum(bool(row["met"]) and row["met"] not in OWN for row in self.seeded.values())
         own = sum(row["met"] in OWN for row in self.seeded.values())
         yield (f"{sum(bool(row['found_by']) for row in self.seeded.values())} of {len(self.seeded)} seeded bugs found; this project had met "
-               f"{before} of them before it was attacked, and {own} in earlier attacks")
+               f"{before} of them otherwise, and {own} in earlier attacks")
         if self.branches:
             yield f"{self.branches['reached']:,} of {self.branches['branches']:,} branches of {self.branches['of']} reached by {self.branches['inputs']:,} inputs"
 
@@ -185,7 +185,8 @@ def _formats(summary: Summary) -> Iterator[str]:
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), and courses of more than two steps or of several seeds. Jobs of FSDP are refused for want of a",
+                "(`--maximum-load`, `--remedies`), courses of more than two steps or of several seeds, and predictions of replies (mode inference),",
+                "which take minutes and gigabytes for many thousand tokens. Numbers and sizes of pictures are not varied. Jobs of FSDP are refused for want of a",
                 "formula, but for those that were measured: how long they take on many GPUs is not seen here.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced, clock) in sorted(summary.formats.items()):

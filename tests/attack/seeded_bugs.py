@@ -1,7 +1,7 @@
 """The seeded bugs, a row each: name, file, old text, new text, what finds it, and the commit that once mended it.
 
-The bugs of the commits in :data:`OWN` were found by earlier runs of the attack itself, those of other commits before
-there was one.
+The bugs of the commits in :data:`OWN` were found by earlier runs of the attack itself, those of other commits by readers
+and users, all but one of them before there was an attack.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ def test_rows_add_up():
     assert summary.figures() == {"findings among inputs": 1, "violated relations": 0, "kills with another end": 2, "seeded bugs that were not found": 1}
     assert list(summary.lines()) == [
         "1,500 inputs of 1 formats, 2 of them distinct, 1,000 refused, 34 of them for want of a formula: 1 findings; at most 1.5 s of the processor, 2.5 s by the clock and 94 MB", "7 relations over 2 models, 0 known by name and 2 variants of them: 0 violated; without an answer: none",
-        "1 kills of a running command, and 1 just after its end: 1 with another end; 4 disturbances: 1 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them before it was attacked, and 0 in earlier attacks",
+        "1 kills of a running command, and 1 just after its end: 1 with another end; 4 disturbances: 1 with a problem, 1 not run", "1 of 2 seeded bugs found; this project had met 1 of them otherwise, and 0 in earlier attacks",
         "3 of 4 branches of predictor/readers reached by 10 inputs"]
     text = page.text(summary)
     assert "- shell: traceback: KeyError: `null`" in text
