@@ -7,8 +7,8 @@
 
 Needs the pinned torch and transformers, no GPU. Files go to profiles/formulas/; their names are hashes of their keys.
 They are the formulas of the models in MODELS, those that a plan of the first model tries, those of usual jobs of the
-models in USUAL and of a plan of its first, those of LLaVA's own scripts, and those of the kept measurements in
-profiles/, so that reports predict these without torch. Other files there are deleted.
+models in USUAL, of their replies and of a plan of its first, those of LLaVA's own scripts, and those of the kept
+measurements in profiles/, so that reports predict these without torch. Other files there are deleted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from predictor.events.regimes import Amount, NotOneRegime, Regime, Rows, regimes
 from predictor.formula import shipped_sums, store
 from predictor.formula.formula_key import formula_key
 from predictor.formula.tracing import trace_formula
-from predictor.jobs import dispatch, training_job
+from predictor.jobs import dispatch, inference_job, training_job
 from predictor.model import models
 from predictor.model.model_config import ModelConfig
 from predictor.model.request import Request
 from predictor.plan.space import space
+from predictor.workload import generation
+from predictor.workload.generation import TRACED_TOKENS
 from predictor.workload.keys import PINNED
 from predictor.workload.workload import Workload
 
@@ -123,7 +125,7 @@ class Wanted(NamedTuple):
 def wanted() -> list[Wanted]:
     """All formulas to ship, each once."""
     exact = (Wanted(config, (key,)) for config, key in [*named_keys(), *planned_keys()])
-    return list({one.names[0]: one for one in [*exact, *of_records(), *usual(), *by_llava()]}.values())
+    return list({one.names[0]: one for one in [*exact, *of_records(), *usual(), *replies(), *by_llava()]}.values())
 
 
 def named_keys() -> list[tuple[ModelConfig, store.Key]]:
@@ -172,6 +174,18 @@ def usual() -> Iterator[Wanted]:
         with contextlib.suppress(InputError):  # tried by the plan, but not predicted
             if not setting.cuts:
                 yield Wanted.by(setting.workload(batch, 1, USUALLY_PLANNED["sequence_length"]))
+
+
+def replies() -> Iterator[Wanted]:
+    """The formulas of replies of the usual models, to one prompt and to several, beyond a sliding window."""
+    for model, gpu, batch in product(USUAL, USUAL_ON, (1, 2)):
+        config = models.find(model)
+        sizes = {"image_size": USUAL_SIZES[0]} if config.kind.has_media and config.image_size is None else {}
+        request = inference_job.resolve(Workload.from_mapping({
+            "model": model, "mode": "inference", "sequence_length": USUAL_LENGTHS[0], "gpu": gpu,
+            "per_device_eval_batch_size": batch, "max_new_tokens": TRACED_TOKENS, **sizes}))
+        key, _ = inference_job.key_of(request, generation.turns(request.workload)[0])
+        yield Wanted.at(request, key)
 
 
 def by_llava() -> Iterator[Wanted]:

@@ -94,16 +94,16 @@ def _passed(run: Run, job: Job) -> dict[str, int]:
     frozen = {job.module_of(tensor.module) for tensor in parameters} - {
         job.module_of(tensor.module) for tensor in parameters if tensor.trainable}
     events, buffers = run.events, run.events.buffers
-    module = np.array([job.module_of(name) for name in events.names])[buffers.module]
+    modules = [job.module_of(name) for name in events.names]
     computed = np.isin(buffers.factor, [FACTORS.index(factor) for factor in (Factor.ACTIVATIONS, Factor.TEMPORARIES)])
     reached = events.buffer[(events.sign > 0) & (events.moment == MOMENTS.index(Moment.BACKWARD))]
-    passed = frozen & set(module[reached[computed[reached]]].tolist())
+    passed = frozen & {modules[name] for name in np.unique(buffers.module[reached[computed[reached]]]).tolist()}
     forward = np.flatnonzero(events.moment == MOMENTS.index(Moment.FORWARD))
     if not passed or not len(forward):
         return {}
     kept = [row for row in timeline.alive_buffers(events, forward[-1])
             if FACTORS[buffers.factor[row]] is Factor.ACTIVATIONS]
-    return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if module[row] == name)
+    return {name: sum(int(run.row_bytes[buffers.size[row]]) for row in kept if modules[buffers.module[row]] == name)
             for name in sorted(passed)}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.events import timeline
 from predictor.events.composed_run import Run
-from predictor.events.events import FACTORS, MOMENTS, EventType, Factor, Moment
+from predictor.events.events import FACTORS, MOMENTS, EventType, Factor, Moment, rows_at
 from predictor.events.model_facts import MODALITIES
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def _loss_buffers(run: Run) -> np.ndarray:
     That is the loss, with what it makes of the logits.
     """
     events, buffers = run.events, run.events.buffers
-    named = np.array([bool(name) for name in events.names])[buffers.module[events.buffer]]
-    computed = (events.kind == EventType.ALLOCATE) & np.isin(buffers.factor[events.buffer], COMPUTED)
+    named = rows_at(rows_at(np.array([bool(name) for name in events.names]), buffers.module), events.buffer)
+    computed = (events.kind == EventType.ALLOCATE) & rows_at(np.isin(buffers.factor, COMPUTED), events.buffer)
     places, outside = np.flatnonzero(computed & named), np.flatnonzero(computed & ~named)
     found = np.zeros(len(buffers), dtype=bool)
     if len(places):

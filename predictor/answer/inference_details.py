@@ -9,9 +9,9 @@ import numpy as np
 
 from predictor.answer.prediction import Inference, Paged, TurnMemory
 from predictor.common.errors import InputError
-from predictor.engine.generation import Call, extended_call
+from predictor.engine.generation import cache_bytes
 from predictor.events import timeline
-from predictor.events.events import MOMENTS, Factor, Moment
+from predictor.events.events import FACTORS, MOMENTS, Factor, Moment
 from predictor.jobs.inference_job import InferenceJob
 from predictor.model.models import find
 
@@ -26,30 +26,32 @@ def inference(job: InferenceJob) -> Inference:
         InputError: paged serving of a workload without a GPU.
     """
     run = job.run(job.workload.capacity)
-    calls = [extended_call(piece, job.gpu) for piece in job.pieces]
-    last, sequences = calls[-1], job.shape.batch
-    per_token = _token_bytes(job, last)
+    caches, sequences = [cache_bytes(piece, job.gpu) for piece in job.pieces], job.shape.batch
+    per_token = _token_bytes(job, *caches[-1])
     weights = int(run.live[np.flatnonzero(run.events.step == 0)[-1]])
     highest = {place: int(run.live[at]) for place, at in timeline.highest_by_moment(
         run.live, run.events.step, run.events.moment).items()}
     return Inference(
-        weights_bytes=weights, cache_bytes=last.cache_bytes, cache_bytes_per_token=per_token // sequences,
+        weights_bytes=weights, cache_bytes=caches[-1][0], cache_bytes_per_token=per_token // sequences,
         turns=tuple(TurnMemory(number, turn.role, turn.tokens, turn.images, turn.new_tokens, turn.cached,
-                               call.cache_bytes, highest[number, Moment.PREFILL],
+                               held, highest[number, Moment.PREFILL],
                                highest.get((number, Moment.DECODE)))
-                    for number, (turn, call) in enumerate(zip(job.turns, calls), 1)),
+                    for number, (turn, (held, _)) in enumerate(zip(job.turns, caches), 1)),
         paged=_paged(job, run, weights, per_token // sequences))
 
 
-def _token_bytes(job: InferenceJob, last: Call) -> int:
+def _token_bytes(job: InferenceJob, held: int, growth: int | None) -> int:
     """Cache bytes that one more token of all sequences takes.
 
     With a dynamic cache it is the growth between the last two decode steps. With a static cache, or with too few decode
     steps, it is the cache's size divided by the tokens that it has room for.
+
+    Args:
+        held, growth: as :func:`predictor.engine.generation.cache_bytes` gives them for the last turn.
     """
-    if job.workload.cache_implementation == "dynamic" and last.growth_bytes is not None:
-        return last.growth_bytes
-    return last.cache_bytes // max(job.turns[-1].cached, job.workload.max_cache_len or 0)
+    if job.workload.cache_implementation == "dynamic" and growth is not None:
+        return growth
+    return held // max(job.turns[-1].cached, job.workload.max_cache_len or 0)
 
 
 def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged | None:
@@ -70,9 +72,11 @@ def _paged(job: InferenceJob, run: Run, weights: int, token_bytes: int) -> Paged
         raise InputError("gpu_memory_utilization: the model has sliding windows, whose blocks are not predicted: leave "
                          "it out")
     first = (run.events.step == 1) & (run.events.moment == MOMENTS.index(Moment.PREFILL))
-    peak = int(np.argmax(np.where(first, run.live, -1)))
-    by_factor = timeline.by_factor(run.events, run.row_bytes)
-    activations = int(run.live[peak] - by_factor[Factor.PARAMETERS][peak] - by_factor[Factor.KV_CACHE][peak])
+    peak = int(np.argmax(first & (run.live == run.live.max(where=first, initial=-1))))
+    buffers = run.events.buffers
+    alive = timeline.alive_buffers(run.events, peak)
+    others = ~np.isin(buffers.factor[alive], [FACTORS.index(factor) for factor in (Factor.PARAMETERS, Factor.KV_CACHE)])
+    activations = int(run.row_bytes[buffers.size[alive[others]]].sum())
     runtime = job.margin.runtime_high
     reserved = max(0, int(workload.capacity * utilization) - weights - activations - runtime)
     blocks, per_sequence = reserved // (token_bytes * block), -(-job.turns[-1].cached // block)

@@ -144,7 +144,8 @@ class Tried:
         return self._simulated(self._suspects)
 
     def _simulated(self, ranks: Sequence[int]) -> Peaks | Shortage:
-        self.before.seconds += len(ranks) * self.events * (1 / events_per_second() + 1 / COMPOSED_PER_SECOND)
+        self.before.seconds += len(ranks) * self.events * (
+            1 / events_per_second(self.events) + 1 / COMPOSED_PER_SECOND)
         return self.job.fitting(ranks)
 
     @property

@@ -21,6 +21,13 @@ Loop = Mapping[str, str]
 OUTPUTS: tuple[Loop, ...] = tuple({"keep_outputs": keep, "zero_grad": "after_step"} for keep in KEEPING)
 GRADIENTS: tuple[Loop, ...] = tuple({"keep_outputs": "none", "zero_grad": zeroing} for zeroing in ZEROING)
 BOTH: tuple[Loop, ...] = tuple({"keep_outputs": keep, "zero_grad": "before_backward"} for keep in KEEPING)
+MOST_EVENTS = 4_000_000
+"""Traced events of a run up to which its other loops are simulated, up to twelve times. Above it, the most that they
+can take is said."""
+
+_NOT_SIMULATED = ("the model's output is assumed to be freed before backward, and gradients right after the optimizer "
+                  "step; loops that keep them take at most so much more, but were not simulated, because this run has "
+                  "too many allocations (add --loops)")
 
 
 def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caution]:
@@ -28,7 +35,8 @@ def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caut
 
     Each is simulated: idle memory may take what a loop keeps, and what a loop keeps may split idle memory. Of the loops
     that keep the model's output the one that reserves the most, and likewise of those that keep gradients; one that
-    keeps both only if neither alone changes the verdict. Nothing if the loop is known.
+    keeps both only if neither alone changes the verdict. Nothing if the loop is known. Of a run with more than
+    :data:`MOST_EVENTS` events none is simulated.
 
     Args:
         job: surely fits, or may fit; its workload has a capacity.
@@ -36,9 +44,12 @@ def other_loops(job: Job, free_bytes: int, verdict: str = FITS) -> Iterator[Caut
             take more than this.
         verdict: its verdict.
     """
-    if not is_assumed(job) or most_bytes(job) <= free_bytes:
+    if not is_assumed(job) or (most := most_bytes(job)) <= free_bytes:
         return
-
+    if job.traced_events > MOST_EVENTS:
+        yield Caution(_NOT_SIMULATED, most, free_bytes, "the loop keeps the model's output or gradients, which was not "
+                      "simulated", verdict)
+        return
     outputs = _worst(job, free_bytes, verdict, OUTPUTS)
     if outputs:
         yield caution(*outputs, free_bytes, verdict)

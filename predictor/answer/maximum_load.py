@@ -12,7 +12,7 @@ from predictor.answer import largest_size
 from predictor.answer.largest_size import Found, attempts, least_predicted, may_fit_too, not_predicted, reason
 from predictor.answer.prediction import ConcurrentMemory, Inference
 from predictor.common.progress import Progress, Tell, silent
-from predictor.engine.generation import extended_call
+from predictor.engine.generation import cache_bytes
 from predictor.events import timeline
 from predictor.events.events import MOMENTS, Factor
 from predictor.jobs.inference_job import InferenceJob, prepare, unpredicted_prompts
@@ -113,7 +113,7 @@ def concurrent_sequences(job: InferenceJob, progress: Progress | None = None, te
     workload = job.workload
     assert workload.capacity is not None  # predict() checks it
     images, tokens = max(turn.images for turn in job.turns), job.turns[-1].cached
-    sequence_bytes = extended_call(job.pieces[-1], job.gpu).cache_bytes // job.shape.batch
+    sequence_bytes = cache_bytes(job.pieces[-1], job.gpu)[0] // job.shape.batch
 
     attempt = attempts(lambda batch: prepare(workload.replace(per_device_eval_batch_size=batch), progress,
                                              one_length=True), tell, "concurrent sequences:")

@@ -33,7 +33,7 @@ LONGEST_SECONDS = 2.0
 """Where nothing fits, the search ends after about so long, unless all are asked for."""
 PREPARED_PER_SECOND = 200
 """About how many changed workloads are prepared, or refused, in a second."""
-FEW_RANKS, RANKS_PER_SECOND = 64, 2_000
+FEW_RANKS, RANKS_PER_SECOND = 64, 700
 """About how many ranks whose memory differs are composed and compared in a second; few take no time that counts."""
 OWN_PER_SECOND, ZERO3_PER_SECOND, TRACED_PER_SECOND = 1_000_000, 260_000, 35_000_000
 """About how many events of an engine's own, of ZeRO-3's own, and traced ones are composed in a second."""
@@ -320,9 +320,11 @@ def _untried(start: _Trial, change: Change) -> _Trial:
 
 
 def _try(start: _Trial, change: Change, progress: Progress | None) -> _Trial:
-    """A workload with one more change, not simulated yet."""
+    """A workload with one more change, not simulated yet; without a verdict if the search has taken too long."""
     assert start.tried is not None  # only predicted trials are continued
     untried, before = _untried(start, change), start.tried.before
+    if before.is_over:
+        return untried.for_later()
     before.tell(", ".join(made.text for made in untried.made))
     before.seconds += 1 / PREPARED_PER_SECOND
     try:

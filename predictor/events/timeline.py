@@ -9,20 +9,26 @@ from itertools import product
 import numpy as np
 
 from predictor.common.gpus import Gpu
-from predictor.events.events import FACTORS, MOMENTS, EventList, Factor, Moment
+from predictor.events.events import FACTORS, MOMENTS, EventList, Factor, Moment, rows_at
 from predictor.events.sizes import Monomial, Shape, SizeTable, Term
 
 
 def running_sum(events: EventList, row_bytes: np.ndarray) -> np.ndarray:
     """``int64[events]``: live bytes after each event, given the bytes of every size row."""
-    return np.cumsum(row_bytes[events.size_row] * events.sign)
+    change = rows_at(rows_at(row_bytes, events.buffers.size), events.buffer)
+    change *= events.sign
+    return np.cumsum(change, out=change)
 
 
 def alive_buffers(events: EventList, index: int) -> np.ndarray:
     """Rows of ``events.buffers`` that are alive after the event at ``index``."""
-    past = events.buffer[: index + 1]
-    balance = np.bincount(past, weights=events.sign[: index + 1], minlength=len(events.buffers))
-    return np.flatnonzero(balance > 0)
+    past, sign = events.buffer[: index + 1], events.sign[: index + 1]
+    alive = np.zeros(len(events.buffers), dtype=bool)
+    for start in range(0, len(past), 1 << 16):  # in order, so the last event of a buffer decides
+        part = slice(start, start + (1 << 16))
+        changes = sign[part] != 0
+        alive[past[part][changes]] = sign[part][changes] > 0
+    return np.flatnonzero(alive)
 
 
 def highest_events(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment, int]]:
@@ -30,7 +36,7 @@ def highest_events(events: EventList, live: np.ndarray) -> Iterator[tuple[Moment
     for number, moment in enumerate(MOMENTS):
         mask = events.moment == number
         if mask.any():
-            yield moment, int(np.argmax(np.where(mask, live, -1)))
+            yield moment, int(np.argmax(mask & (live == live.max(where=mask, initial=-1))))
 
 
 def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) -> dict[tuple[int, Moment], int]:
@@ -43,14 +49,15 @@ def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) ->
         step: step of each event.
         moment: index into :data:`predictor.events.events.MOMENTS` of each event.
     """
-    before = np.concatenate([[0], live[:-1]])
-    most = np.maximum(live, before)
-    places = step.astype(np.int64) * len(MOMENTS) + moment
+    begins = np.flatnonzero(np.append(True, (step[1:] != step[:-1]) | (moment[1:] != moment[:-1])))
     result: dict[tuple[int, Moment], int] = {}
-    for place in np.unique(places).tolist():
-        events = np.flatnonzero(places == place)
-        at = int(events[np.argmax(most[events])])
-        result[place // len(MOMENTS), MOMENTS[place % len(MOMENTS)]] = at if live[at] >= before[at] else at - 1
+    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(live)]):
+        at = begin + int(np.argmax(live[begin:end]))
+        if begin and live[begin - 1] > live[at]:
+            at = begin - 1
+        place = int(step[begin]), MOMENTS[moment[begin]]
+        if place not in result or live[at] > live[result[place]]:
+            result[place] = at
     return result
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from predictor.common.errors import InputError
+from predictor.common.gpus import Gpu
+from predictor.common.last_result import last_result
 from predictor.common.progress import Progress
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
 from predictor.events.composed_run import Run, evaluate
-from predictor.events.events import EventList
 from predictor.events.model_facts import ModelFacts
 from predictor.events.regimes import regime_of
 from predictor.events.sizes import Shape
+from predictor.formula import store
 from predictor.formula.formula import Formula
 from predictor.formula.formula_key import check_pictures, formula_key
 from predictor.formula.lookup import formula_of
@@ -67,18 +68,14 @@ class InferenceJob(Job):
         """Always 0: inference runs on one GPU."""
         return [0]
 
-    @cached_property
-    def _events(self) -> EventList:
-        return compose(self.pieces, self.setup, self.gpu)
-
     @property
     def traced_events(self) -> int:
         """All events: there is no engine."""
-        return len(self._events)
+        return len(self.run(None).events)
 
     def run(self, limit_bytes: int | None, rank: int | None = None) -> Run:
         """Start-up and all calls. They do not depend on the limit."""
-        return evaluate(self._events, 0, self.shape, self.gpu, corrections.coefficients(self.profile))
+        return _run_of(self.pieces, self.setup, self.gpu, corrections.coefficients(self.profile))
 
     def described(self) -> Mapping[str, Any]:
         """Every key of the workload with its value."""
@@ -96,6 +93,12 @@ class InferenceJob(Job):
     def loop(self) -> str | None:
         """Text for the user: what the reference loop of inference leaves out."""
         return LOOP
+
+
+@last_result
+def _run_of(pieces: tuple[Piece, ...], setup: Setup, gpu: Gpu, coefficients: tuple[float, ...] | None) -> Run:
+    """The run of these calls; that of long replies takes much memory."""
+    return evaluate(compose(pieces, setup, gpu), 0, pieces[0].shape, gpu, coefficients)
 
 
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:
@@ -216,18 +219,26 @@ def find_formula(request: Request, turn: Turn, progress: Progress | None = None,
     A turn that begins with cached keys and values is traced at its exact context length, unless there are ``often``
     such turns. A turn that reaches a sliding window always is.
     """
+    key, exact_shape = key_of(request, turn)
+    exact_shape &= not (turn.past and often and not _config_of(request).windows)
+    return formula_of(_config_of(request), key, shape_of(request.workload, turn), request.workload.dtype, progress,
+                      exact_shape=exact_shape, one_length=one_length)
+
+
+def key_of(request: Request, turn: Turn) -> tuple[store.Key, bool]:
+    """The key of a turn's formula, and whether it is traced at its exact shape.
+
+    Raises:
+        InputError: as :func:`traced_tokens`.
+    """
     workload, config, shape = request.workload, _config_of(request), shape_of(request.workload, turn)
     key = formula_key(request.at(shape))
     generation = generation_of(workload, turn, traced_tokens(turn, config.windows))
     key = replace(key, recipe="full", checkpointing="off", checkpointing_kwargs=(), generation=generation)
     if turn.past:  # attention has a mask
-        key = replace(key, regime=regime_of(shape, pads_masks=True, windows=config.windows))
-        exact_shape = not often or bool(config.windows)
-    else:
-        exact_shape = generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to 8
-    exact_shape = exact_shape or generation.tokens > TRACED_TOKENS
-    return formula_of(config, key, shape, workload.dtype, progress, exact_shape=exact_shape,
-                      one_length=one_length)
+        return replace(key, regime=regime_of(shape, pads_masks=True, windows=config.windows)), True
+    padded = generation.cache == "static" and shape.sequence % 8 > 0  # masks' rows are padded to 8
+    return key, padded or generation.tokens > TRACED_TOKENS
 
 
 def check_room(workload: Workload, turn: Turn, facts: ModelFacts) -> None:

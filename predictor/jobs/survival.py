@@ -16,7 +16,7 @@ import numpy as np
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.simulate import Columns, Device, Simulation, held_bytes, play, simulate
 from predictor.events.composed_run import Run
-from predictor.events.events import EventType
+from predictor.events.events import EventType, rows_at
 from predictor.profile.corrections import Margin
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def play_on(allocator: CachingAllocator, run: Run, event_types: Iterable[int]) -
 
 def _columns(run: Run) -> Columns:
     events, buffers = run.events, run.events.buffers
-    return Columns(events.kind, events.buffer, run.row_bytes[buffers.size], buffers.stream)
+    return Columns(events.kind, events.buffer, rows_at(run.row_bytes, buffers.size), buffers.stream)
 
 
 class Plays:

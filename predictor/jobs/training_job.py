@@ -10,6 +10,7 @@ from typing import Any, cast
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
+from predictor.common.last_result import last_result
 from predictor.common.progress import Progress
 from predictor.common.value_types import FrozenMap
 from predictor.engine import loop
@@ -42,6 +43,8 @@ from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, communic
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
+MANY_EVENTS = 1 << 19
+"""Events of a micro-step above which a run takes 50 MB and more, so few of them are kept."""
 MOST_EVENTS = 1 << 21
 """Approximate limit of the events of all simulated ranks together. It is reached by some fifty ranks of a
 7 B model, whose simulation takes one or two seconds."""
@@ -433,17 +436,23 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
         autocast_adapter_dtype=bool(workload.lora and workload.lora["autocast_adapter_dtype"]))
 
 
-@lru_cache(maxsize=8)
 def engine_of(formula: Formula, setup: Setup) -> Engine:
-    """The engine of a run; its events are independent of the shape.
+    """The engine of a run; its events are independent of the shape. Of long lists the last engine alone is kept.
 
     Raises:
         InputError: nothing gets a gradient, or the engine does not model the run.
     """
+    return (_last_engine if len(formula.micro.events) > MANY_EVENTS else _engine_of)(formula, setup)
+
+
+def _new_engine(formula: Formula, setup: Setup) -> Engine:
     if not len(formula.micro.ready):
         raise InputError("nothing that trains gets a gradient, such as a projector from samples of text alone "
                          "(images_per_sample 0): train the language model too")
     return load(setup.engine)(_in_loop(formula.micro, setup.keep_outputs), setup)
+
+
+_engine_of, _last_engine = lru_cache(maxsize=8)(_new_engine), last_result(_new_engine)
 
 
 @lru_cache(maxsize=8)
@@ -461,7 +470,13 @@ def different_ranks(engine: Engine, world_size: int) -> tuple[int, ...]:
     return tuple(first_ranks.values())
 
 
-@lru_cache(maxsize=64)
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
-    """The events of a whole run of one rank, independent of the shape."""
+    """The events of a whole run of one rank, independent of the shape. Of long lists the last alone is kept."""
+    return (_last_composed if len(formula.micro.events) > MANY_EVENTS else _composed)(formula, setup, rank)
+
+
+def _new_composed(formula: Formula, setup: Setup, rank: int) -> EventList:
     return loop.with_frees(engine_of(formula, setup).rank(rank), formula.micro, setup)
+
+
+_composed, _last_composed = lru_cache(maxsize=64)(_new_composed), last_result(_new_composed)

@@ -60,6 +60,12 @@ def usual_job(model: str, recipe: Mapping[str, Any]) -> Workload:
 
 
 @lru_cache
+def replies() -> tuple[Workload, ...]:
+    """Replies of the usual models, whose formulas are shipped."""
+    return tuple(usual_job(model, {"mode": "inference", "max_new_tokens": 64}).replace(sequence_length=2048) for model in USUAL)
+
+
+@lru_cache
 def shipped() -> tuple[Workload, ...]:
     """The first job of each model of which formulas are shipped, of its worst rank."""
     first: dict[str, Workload] = {}

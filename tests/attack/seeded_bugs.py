@@ -19,6 +19,8 @@ TABLE: tuple[tuple[str, ...], ...] = (
      "        _check(*size)\n", "", "fuzz workload", "63e6527f"),
     ("a snapshot may refer to one list many times", "predictor/snapshot/reader.py",
      "        _check_shared(value, size_bytes)\n", "", "fuzz snapshot", "63e6527f"),
+    ("a text in a snapshot may have any length", "predictor/snapshot/opcodes.py",
+     "            if self._text_bytes > LONGEST_TEXT_BYTES:\n", "            if self._text_bytes < 0:\n", "fuzz bomb", "63e6527f"),
     ("a line of gates may be long, and a number have any digits", "calibrate/regression/gates.py",
      "    except (ValueError, RecursionError) as error:  #", "    except RecursionError as error:  #", "fuzz gates", "51ef93b6"),
     ("a regular expression of adapters may have any count", "predictor/workload/lora_keys.py",

@@ -138,7 +138,7 @@ def test_loops_that_do_not_fit_the_events_are_one_clear_line(tmp_path, damage):
 
 
 def test_more_images_than_events_can_be_held_for_are_refused():
-    with pytest.raises(InputError, match="a step has more than 4,194,304 events: give fewer"):
+    with pytest.raises(InputError, match="a step has more than 2,300,000 events: give fewer"):
         family(key(FAMILY)).at(Shape(1 << 20, 80, 1 << 20))
 
 
