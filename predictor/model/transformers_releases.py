@@ -6,10 +6,12 @@ Each function acts by the installed release, reads nothing else of it, and names
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.releases import release
@@ -122,6 +124,35 @@ def merges_images(model: Any) -> bool:
     """
     forward = inspect.getsource(type(model).forward)
     return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
+
+
+@contextmanager
+def masks_on_cuda(model: Any) -> Iterator[None]:
+    """While the block runs, masks on the meta device let wholly masked rows attend, as those on CUDA do for SDPA.
+
+    Llama makes its masks itself until 4.52, some models until 4.57 (models/llama/modeling_llama.py,
+    _update_causal_mask); none does in 5.17.
+    """
+    with ExitStack() as stack:
+        for kind in {type(part) for part in model.modules()}:
+            update = getattr(kind, "_update_causal_mask", None)
+            if update and "_unmask_unattended" in inspect.getsource(update):
+                stack.enter_context(patch.object(kind, "_update_causal_mask", _attending(update)))
+        yield
+
+
+def _attending(update: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+    from transformers.modeling_attn_mask_utils import AttentionMaskConverter
+
+    @wraps(update)
+    def updated(self, attention_mask, *args, **kwargs):
+        mask = update(self, attention_mask, *args, **kwargs)
+        if mask is not None and attention_mask is not None and self.config._attn_implementation == "sdpa":
+            mask = AttentionMaskConverter._unmask_unattended(mask, torch.finfo(mask.dtype).min)
+        return mask
+
+    return updated
 
 
 def check_flash_attention(integration: ModuleType) -> None:
