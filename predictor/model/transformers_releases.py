@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -127,32 +127,40 @@ def merges_images(model: Any) -> bool:
 
 
 @contextmanager
-def masks_on_cuda(model: Any) -> Iterator[None]:
-    """While the block runs, masks on the meta device let wholly masked rows attend, as those on CUDA do for SDPA.
+def cuda_branches(model: Any) -> Iterator[None]:
+    """While the block runs, attention and its masks treat tensors on the meta device as they treat those on CUDA.
 
-    Llama makes its masks itself until 4.52, some models until 4.57 (models/llama/modeling_llama.py,
-    _update_causal_mask); none does in 5.17.
+    Until 4.57, methods of many models ask whether ``device.type`` is ``cuda``, before they copy queries, keys and
+    values, and before they let wholly masked rows attend (4.43: models/llama/modeling_llama.py,
+    LlamaSdpaAttention.forward and LlamaModel._update_causal_mask). None does in 5.17.
     """
     with ExitStack() as stack:
-        for kind in {type(part) for part in model.modules()}:
-            update = getattr(kind, "_update_causal_mask", None)
-            if update and "_unmask_unattended" in inspect.getsource(update):
-                stack.enter_context(patch.object(kind, "_update_causal_mask", _attending(update)))
+        for kind in {type(part) for part in model.modules()} if _release() < (5,) else ():
+            for name in ("forward", "_update_causal_mask"):
+                code = getattr(getattr(kind, name, None), "__code__", None)
+                if code and BRANCHING & {*code.co_names} and (constants := _for_meta(code.co_consts)) != code.co_consts:
+                    method = _with_constants(getattr(kind, name), constants)
+                    stack.enter_context(patch.object(kind, name, method))
         yield
 
 
-def _attending(update: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-    from transformers.modeling_attn_mask_utils import AttentionMaskConverter
+BRANCHING = {"scaled_dot_product_attention", "_unmask_unattended"}
+"""Functions that the methods call whose branches differ on CUDA."""
 
-    @wraps(update)
-    def updated(self, attention_mask, *args, **kwargs):
-        mask = update(self, attention_mask, *args, **kwargs)
-        if mask is not None and attention_mask is not None and self.config._attn_implementation == "sdpa":
-            mask = AttentionMaskConverter._unmask_unattended(mask, torch.finfo(mask.dtype).min)
-        return mask
 
-    return updated
+def _for_meta(constant: Any) -> Any:
+    """A constant of a function with ``cuda`` replaced by ``meta``, also in the tuples that ``in`` searches."""
+    if isinstance(constant, tuple):
+        return tuple(map(_for_meta, constant))
+    return "meta" if constant == "cuda" else constant
+
+
+def _with_constants(function: Any, constants: tuple[Any, ...]) -> FunctionType:
+    """A copy of a function with other constants. So its locals live and die as they do in the original."""
+    copy = FunctionType(function.__code__.replace(co_consts=constants), function.__globals__, function.__name__,
+                        function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def check_flash_attention(integration: ModuleType) -> None:
