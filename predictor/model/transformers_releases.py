@@ -126,6 +126,16 @@ def merges_images(model: Any) -> bool:
     return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
 
 
+def import_for_forward() -> None:
+    """Imports early what 4.43 imports in the first forward (modeling_attn_mask_utils.py, ``torch._dynamo``; not 4.46).
+
+    The import leaves exceptions that it has caught, and these keep the locals of every function that was running, such
+    as a model's forward, until the garbage collector runs. A recorded step would hold those tensors to its end.
+    """
+    if _release() < (4, 46):
+        import torch._dynamo  # noqa: F401
+
+
 @contextmanager
 def cuda_branches(model: Any) -> Iterator[None]:
     """While the block runs, attention and its masks treat tensors on the meta device as they treat those on CUDA.
