@@ -47,10 +47,10 @@ SHARED: dict[str, Any] = {"gpu": "h100-80gb", "capacity_bytes": compact.PLENTY_B
 NAMED = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes")
 HEAD = """# Other releases, measured and predicted
 
-Peaks in bytes on the emulated H100 (400 GiB of memory, so that each job is measured to its end) under releases of
-PyTorch, transformers and DeepSpeed, and predicted less measured, with the model traced in that environment
-(`--python`). Made by `python scripts/check.py stacks` on {date} from `evidence/stacks.jsonl`, which has the date of
-each measurement. {jobs} jobs under {stacks} stacks: requested off by at most {requested:.4%}, allocated by
+Peaks in bytes on the emulated H100, or the GPU that a job names (400 GiB of memory, so that each job is measured to its
+end) under releases of PyTorch, transformers and DeepSpeed, and predicted less measured, with the model traced in that
+environment (`--python`). Made by `python scripts/check.py stacks` on {date} from `evidence/stacks.jsonl`, which has the
+date of each measurement. {jobs} jobs under {stacks} stacks: requested off by at most {requested:.4%}, allocated by
 {allocated:.4%}, reserved by {reserved:.4%}.
 """
 TABLE = """
@@ -70,9 +70,10 @@ def options(parser: ArgumentParser) -> None:
 
 
 def jobs(args: Namespace) -> list[Row]:
-    """Every job under every stack."""
+    """Every job under every stack, or under those that have kernels for its GPU (``only`` in stacks.json)."""
     return [{"stack": stack, "group": group, "job": job} for stack in LISTS["stacks"]
-            for group, listed in LISTS["jobs"].items() for job in listed]
+            for group, listed in LISTS["jobs"].items() if stack in LISTS["only"].get(group, LISTS["stacks"])
+            for job in listed]
 
 
 def measure(jobs: Sequence[Row], args: Namespace) -> list[Row]:

@@ -12,7 +12,7 @@ TORCH = {
     "cublaslt_shares_workspace": (2, 12, 0),
     "cudnn_attention_first": (2, 11, 0),
     "checkpoints_on_meta": (2, 5, 0),
-    "flash_attention_on_meta": (2, 5, 0),
+    "attention_on_meta": (2, 5, 0),
     "flash_seeds_on_device": (2, 7, 0),
     "rms_norm_fused": (2, 9, 0),
     "efficient_seeds_on_device": (2, 14, 0),
@@ -31,7 +31,7 @@ emulated H100 under each release; 2.13 was not run.
   (ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention: with a cuDNN after 9.15). Before, all
   prefer flash attention (2.5.0 alone did not).
 - ``checkpoints_on_meta``: checkpoints need no module ``torch.meta`` (torch/utils/checkpoint.py, _get_device_module).
-- ``flash_attention_on_meta``: flash attention runs on meta tensors (torch/_meta_registrations.py).
+- ``attention_on_meta``: flash and efficient attention run on meta tensors (torch/_meta_registrations.py).
 - ``flash_seeds_on_device``: flash attention keeps seed and offset of its random numbers on the device
   (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_fwd). Before, they are on the CPU.
 - ``rms_norm_fused``: ``torch.nn.functional.rms_norm`` is one operator (ATen/native/layer_norm.cpp).

@@ -9,7 +9,7 @@ from typing import Any
 from predictor.common import gpus
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.gpus import Gpu
-from predictor.common.releases import torch_has
+from predictor.common.releases import release, torch_has
 from predictor.events.regimes import Amount, Regime, regime_of
 from predictor.events.sizes import Shape
 from predictor.formula import store
@@ -27,6 +27,10 @@ PINNED_LIGER = "0.8.5"
 MASKED_ON_DEMAND = ("llava",)
 """``model_type`` of models that are known to pass attention a mask only where padding or a window needs one. Other
 models are traced separately at shapes where a mask would be padded."""
+
+ATTENTION_OF_PARTS = (4, 46, 0)
+"""The release of transformers since which ``attn_implementation`` is that of a model's parts too (modeling_utils.py,
+_autoset_attn_implementation). Before, LLaVA's vision tower has SDPA beside a language model that has none."""
 
 
 def formula_key(request: Request) -> store.Key:
@@ -140,7 +144,7 @@ def _checkpointing_kwargs(workload: Workload) -> tuple[tuple[str, Any], ...]:
 
 def _backend(workload: Workload, gpu: Gpu) -> str:
     """The kernel of SDPA. ``auto`` depends on the GPU (ATen/native/transformers/cuda/sdp_utils.cpp, priority_order)."""
-    if workload.attn_implementation != "sdpa":
+    if workload.attn_implementation != "sdpa" and release(workload.versions["transformers"]) >= ATTENTION_OF_PARTS:
         return ""
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
@@ -162,4 +166,5 @@ def _regime(request: Request) -> Regime:
                                "window, which is not predicted: use padding none, or peakcast learn")
     masked = workload.padding != "none" or any(shape.sequence >= window for window in windows)
     padded = masked and _backend(workload, request.gpu) in ("flash", "efficient")
+    padded = padded and workload.attn_implementation == "sdpa"  # else it may be the kernel of a part without masks
     return regime_of(row, pads_masks=padded or config.document["model_type"] not in MASKED_ON_DEMAND, windows=windows)

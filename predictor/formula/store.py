@@ -42,7 +42,7 @@ class Key:
         regime: the regime of shapes; its three names in the document.
         checkpointing: ``off``, ``on`` or ``reentrant``.
         checkpointing_kwargs: further options of activation checkpointing, and the modules that have it.
-        sdpa_backend: the kernel of SDPA attention; empty for other attention.
+        sdpa_backend: the kernel of SDPA attention; empty if the model has none.
         dtype: dtype of the weights.
         mixed_precision: autocast's dtype, or ``none``.
         sharded: whether the step is traced with the hooks of ZeRO-3.

@@ -133,10 +133,11 @@ class _Traced:
 
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
-    from predictor.model import autotp, lora, parser
+    from predictor.model import autotp, lora, parser, transformers_releases
     from predictor.trace import autocast, trl_loss
     from predictor.trace.inputs import inputs_of
 
+    transformers_releases.import_for_forward()
     if key.lora or key.quantization:
         lora.import_for_meta()
     own = isinstance(config, code_models.CodeModel)

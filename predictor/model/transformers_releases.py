@@ -6,10 +6,12 @@ Each function acts by the installed release, reads nothing else of it, and names
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import wraps
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from predictor.common.errors import InputError, NotPredicted
 from predictor.common.releases import release
@@ -122,6 +124,53 @@ def merges_images(model: Any) -> bool:
     """
     forward = inspect.getsource(type(model).forward)
     return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
+
+
+def import_for_forward() -> None:
+    """Imports early what 4.43 imports in the first forward (modeling_attn_mask_utils.py, ``torch._dynamo``; not 4.46).
+
+    The import leaves exceptions that it has caught, and these keep the locals of every function that was running, such
+    as a model's forward, until the garbage collector runs. A recorded step would hold those tensors to its end.
+    """
+    if _release() < (4, 46):
+        import torch._dynamo  # noqa: F401
+
+
+@contextmanager
+def cuda_branches(model: Any) -> Iterator[None]:
+    """While the block runs, attention and its masks treat tensors on the meta device as they treat those on CUDA.
+
+    Until 4.57, methods of many models ask whether ``device.type`` is ``cuda``, before they copy queries, keys and
+    values, and before they let wholly masked rows attend (4.43: models/llama/modeling_llama.py,
+    LlamaSdpaAttention.forward and LlamaModel._update_causal_mask). None does in 5.17.
+    """
+    with ExitStack() as stack:
+        for kind in {type(part) for part in model.modules()} if _release() < (5,) else ():
+            for name in ("forward", "_update_causal_mask"):
+                code = getattr(getattr(kind, name, None), "__code__", None)
+                if code and BRANCHING & {*code.co_names} and (constants := _for_meta(code.co_consts)) != code.co_consts:
+                    method = _with_constants(getattr(kind, name), constants)
+                    stack.enter_context(patch.object(kind, name, method))
+        yield
+
+
+BRANCHING = {"scaled_dot_product_attention", "_unmask_unattended"}
+"""Functions that the methods call whose branches differ on CUDA."""
+
+
+def _for_meta(constant: Any) -> Any:
+    """A constant of a function with ``cuda`` replaced by ``meta``, also in the tuples that ``in`` searches."""
+    if isinstance(constant, tuple):
+        return tuple(map(_for_meta, constant))
+    return "meta" if constant == "cuda" else constant
+
+
+def _with_constants(function: Any, constants: tuple[Any, ...]) -> FunctionType:
+    """A copy of a function with other constants. So its locals live and die as they do in the original."""
+    copy = FunctionType(function.__code__.replace(co_consts=constants), function.__globals__, function.__name__,
+                        function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def check_flash_attention(integration: ModuleType) -> None:

@@ -6,6 +6,7 @@ accelerator.py, ``prepare_model``, which transformers' Trainer calls.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ STAND_IN = "cpu"
 """The device whose autocast state replaces CUDA's while tracing. Activation checkpoints restore this device's state in
 the recomputation, whatever the device of the tensors."""
 KEY = torch._C.DispatchKey.AutocastCPU
+OVER = {"allow_override": True} if "allow_override" in inspect.signature(torch.library.Library.impl).parameters else {}
+"""Lets kernels take the place of PyTorch's own. Older releases do so unasked."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -86,12 +89,12 @@ def on_meta(model) -> Iterator[None]:
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY.name):
         # The CPU casts some ATen operators that CUDA does not. Operators of other libraries stay as they are.
         if name.startswith("aten::") and name.removeprefix("aten::") not in cast_on_cuda:
-            library.impl(name, torch.library.fallthrough_kernel, KEY.name, allow_override=True)
+            library.impl(name, torch.library.fallthrough_kernel, KEY.name, **OVER)
     for names, kernel in ((LOWER, _lower), (FP32, _fp32), (TO_FP32, _to_fp32), (WIDEST, _widest)):
         for name in names:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, _kernel(operator, kernel), KEY.name, allow_override=True)
+            library.impl(name, _kernel(operator, kernel), KEY.name, **OVER)
     try:
         with ExitStack() as stack:
             stack.enter_context(_replaced(torch, "clear_autocast_cache", _cached.clear))

@@ -293,6 +293,14 @@ def flash_attention(query, key, value, *_others, **_options):
     return out, sums, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
 
 
+def efficient_attention(query, _key, value, _bias, compute_log_sumexp, *_others, **_options):
+    """``_scaled_dot_product_efficient_attention`` on meta, which PyTorch 2.4 lacks."""
+    batch, heads, length, _ = query.shape
+    out = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+    sums = query.new_empty((batch, heads, -(-length // 32) * 32 if compute_log_sumexp else 0), dtype=torch.float32)
+    return out, sums, *(torch.zeros((), dtype=torch.int64) for _ in range(2))
+
+
 REPLACEMENTS = {
     "bitsandbytes::int8_vectorwise_quant": quantized_rows,
     "bitsandbytes::int8_mixed_scaled_mm": mixed_product,
@@ -301,7 +309,9 @@ REPLACEMENTS = {
     "aten::masked_fill_": filled(aten.masked_fill_),
     "_c10d_functional::wait_tensor": waited_for,
     "_c10d_functional::_wrap_tensor_autograd": AsyncCollectiveTensor,
-} | ({} if has("flash_attention_on_meta") else {"aten::_scaled_dot_product_flash_attention": flash_attention})
+} | ({} if has("attention_on_meta") else {
+    "aten::_scaled_dot_product_flash_attention": flash_attention,
+    "aten::_scaled_dot_product_efficient_attention": efficient_attention})
 """Operator -> the function to call on meta tensors instead."""
 RESULTS = {
     "aten::convolution": convolution.results,

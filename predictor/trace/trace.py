@@ -14,6 +14,7 @@ from predictor.model.code_models import loss_of
 from predictor.model.fsdp import FlatUnits
 from predictor.model.quantization import row_maxima
 from predictor.model.tensor_parallel import local_part
+from predictor.model.transformers_releases import cuda_branches
 from predictor.trace import autocast
 from predictor.trace.activation_offload import on_host
 from predictor.trace.cuda_paths import as_on_cuda
@@ -92,7 +93,7 @@ def _on_cuda(model, batch: dict[str, torch.Tensor], sdpa_backend: str,
     tracer = Tracer(places)
     batch = on_meta(batch, tracer.host_values)
     casts = nullcontext() if mixed_precision == "none" else autocast.on_meta(model)
-    with as_on_cuda(sdpa_backend), on_host(tracer), casts:
+    with as_on_cuda(sdpa_backend), cuda_branches(model), on_host(tracer), casts:
         yield tracer, places, batch
 
 

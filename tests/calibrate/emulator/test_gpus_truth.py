@@ -1,6 +1,7 @@
 """Jobs on an emulated GPU of each compute capability against their predictions: kernels and workspaces depend on it.
 
-V100 is not among them: PyTorch 2.11 has kernels for it only in its build for CUDA 12.6.
+V100 is not among them: PyTorch 2.11 has kernels for it only in its build for CUDA 12.6. ``scripts/check.py stacks``
+compares jobs on an emulated V100 under older releases.
 """
 
 from __future__ import annotations

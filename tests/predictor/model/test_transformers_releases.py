@@ -51,3 +51,32 @@ class MergingIfNeeded(Merging):
 @pytest.mark.parametrize(("model", "merges"), [(Merging(), True), (MergingIfNeeded(), False)])
 def test_only_a_model_without_another_way_merges_images(model, merges):
     assert transformers_releases.merges_images(model) is merges
+
+
+class Attention(torch.nn.Module):
+    """Attention that copies its query on CUDA only, as LlamaSdpaAttention of 4.43 does."""
+
+    def forward(self, query, *, scale: float = 1.0):
+        if query.device.type == "cuda" or query.device.type in ["cuda", "xpu"]:
+            query = query.contiguous()
+        if scale == 1.0:
+            return query
+        return torch.nn.functional.scaled_dot_product_attention(query, query, query, scale=scale)
+
+
+class Slow(torch.nn.Module):
+    """A module that calls another kernel on CUDA, as Mamba does, and no attention."""
+
+    def forward(self, query):
+        return query.contiguous() if "cuda" in query.device.type else query
+
+
+@pytest.mark.parametrize(("kind", "release", "copied"), [
+    (Attention, (4, 43, 4), True), (Attention, (4, 57, 1), True), (Attention, (5, 17, 0), False), (Slow, (4, 43, 4), False),
+], ids=str)
+def test_attention_of_older_releases_treats_meta_tensors_as_those_on_cuda(kind, release, copied, monkeypatch):
+    monkeypatch.setattr(transformers_releases, "_release", lambda: release)
+    model, query = kind(), torch.empty(1, 2, 3, device="meta").transpose(1, 2)
+    with transformers_releases.cuda_branches(model):
+        assert (model(query) is not query) is copied
+    assert model(query) is query
