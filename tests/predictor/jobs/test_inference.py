@@ -12,6 +12,7 @@ from predictor.answer.predict import predict
 from predictor.cli import main
 from predictor.common import gpus
 from predictor.common.errors import InputError
+from predictor.engine import generation
 from predictor.engine.generation import Piece, extended_call
 from predictor.events import regimes
 from predictor.events.events import Moment
@@ -68,6 +69,19 @@ def test_a_reply_is_composed_from_traces_of_other_shapes_and_fewer_tokens(model,
     whole = traced(workload, 20)
     for column in ("kind", "buffer", "moment", "size_bytes", "cache"):
         assert np.array_equal(getattr(composed, column), getattr(whole, column)), column
+
+
+def test_replies_that_are_too_long_to_simulate_are_refused_with_the_tokens_that_are_not(model, monkeypatch):
+    piece = dispatch.prepare(asked(model["llama"], sequence_length=90, max_new_tokens=TRACED_TOKENS)).pieces[0]
+    of_step = int(piece.micro.cuts[-1] - piece.micro.cuts[-2])
+    most = 30
+    events = len(piece.micro.events) + (most - TRACED_TOKENS) * of_step
+    monkeypatch.setattr(generation, "MOST_EVENTS", events)
+    predict(asked(model["llama"], sequence_length=90, max_new_tokens=most))
+    more = most + 1
+    assert error_of(model["llama"], sequence_length=90, max_new_tokens=more) == (
+        f"{more} new tokens of this model take {events + of_step:,} allocations and frees, and at most {events:,} are simulated: "
+        f"give at most about {more * events // (events + of_step)} new tokens")
 
 
 def traced_tokens(workload: Workload) -> int:
