@@ -7,6 +7,7 @@ micro-step must have been traced with FSDP2's hooks (``predictor.trace.fsdp2_hoo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,7 +17,7 @@ import numpy as np
 from predictor.common.errors import InputError
 from predictor.engine import torch_loop
 from predictor.engine.compose import RankPeak, Vocabulary
-from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units
+from predictor.engine.fsdp2_units import ROOT, Shard, Unit, Units, rank_changes
 from predictor.engine.optimizer import Steps
 from predictor.engine.setup import BF16, FP32, STEPS, Setup
 from predictor.engine.tape import Tape
@@ -49,13 +50,12 @@ class Fsdp2:
         self._refuse()
 
     @cached_property
-    def _by_rows(self) -> tuple[Shard, ...]:
-        """One shard for each number of rows that a parameter has."""
-        return tuple({shard.tensor.shape[0]: shard for shard in self.shards.values()}.values())
+    def _changes(self) -> list[int]:
+        return rank_changes(self.shards.values())
 
-    def rank_key(self, rank: int) -> tuple[int, ...]:
-        """The number of rows in the rank's shard, of parameters that differ in their rows."""
-        return tuple(shard.rows_of(rank) for shard in self._by_rows)
+    def rank_key(self, rank: int) -> int:
+        """The number of ranks until this one whose shards have other numbers of rows than those of the rank before."""
+        return bisect_right(self._changes, rank)
 
     def peaks(self, ranks: Sequence[int], traced_bytes: np.ndarray) -> list[RankPeak]:
         """Numbers that decrease with the rank: the first rank holds the most. They are not bytes."""

@@ -8,7 +8,7 @@ events, and no block is recorded on a second stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -73,6 +73,17 @@ class Shard:
     def rows_of(self, rank: int) -> int:
         """Rows, of the first dimension, in a rank's shard."""
         return min(max(self.tensor.shape[0] - rank * self.rows, 0), self.rows)
+
+
+def rank_changes(shards: Iterable[Shard]) -> list[int]:
+    """The ranks, sorted, whose shards have fewer rows than those of the rank before: a parameter's shards are first
+    whole, then at most one is cut, and the last ones are empty."""
+    ranks: set[int] = set()
+    for shard in shards:
+        if shard.rows:
+            whole, rest = divmod(shard.tensor.shape[0], shard.rows)
+            ranks |= {whole, whole + (rest > 0)}
+    return sorted(ranks)
 
 
 @dataclass(eq=False)

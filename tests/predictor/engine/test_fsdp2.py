@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from predictor.common import gpus
 from predictor.common.errors import InputError
 from predictor.engine.fsdp2_copies import chunk_cat_bytes, split_copy_bytes
-from predictor.engine.fsdp2_units import Shard, Unit, Units
+from predictor.engine.fsdp2_units import Shard, Unit, Units, rank_changes
 from predictor.engine.tape import Tape
 from predictor.events.events import EventType
 from predictor.events.model_facts import Parameter
@@ -250,3 +252,11 @@ def test_weights_in_fp32_beside_a_dtype_of_parameters_are_refused():
     keys = {"dtype": "fp32", "fsdp": {"param_dtype": "bf16"}}
     with pytest.raises(InputError, match="dtype is fp32, which is not predicted with fsdp param_dtype yet"):
         Workload(model="m", sequence_length=8, engine="fsdp2", data_parallel_size=2, **keys).check_predicted()
+
+
+@given(rows=st.lists(st.integers(1, 100), min_size=1, max_size=5), degree=st.integers(2, 40))
+def test_ranks_change_where_the_rows_of_a_shard_do(rows, degree):
+    shards = [Shard(0, Parameter("weight", (number, COLUMNS), 2, True, False), 2, degree) for number in rows]
+    of_ranks = [[shard.rows_of(rank) for shard in shards] for rank in range(degree)]
+    assert [rank for rank in rank_changes(shards) if rank < degree] == [
+        rank for rank in range(1, degree) if of_ranks[rank] != of_ranks[rank - 1]]
