@@ -178,7 +178,7 @@ def usual() -> Iterator[Wanted]:
 
 def replies() -> Iterator[Wanted]:
     """The formulas of replies of the usual models, to one prompt and to several, beyond a sliding window."""
-    for model, gpu, batch in product(USUAL, USUAL_ON, (1, 2)):
+    for model, gpu, batch in product((*USUAL, *MODELS), USUAL_ON, (1, 2)):
         config = models.find(model)
         sizes = {"image_size": USUAL_SIZES[0]} if config.kind.has_media and config.image_size is None else {}
         request = inference_job.resolve(Workload.from_mapping({

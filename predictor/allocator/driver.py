@@ -41,6 +41,10 @@ class Driver(Protocol):
         """Bytes that can still be allocated; None without a limit."""
 
 
+ADDRESSES_BYTES = LAST_ADDRESS - FIRST_ADDRESS
+"""All addresses that the driver can map memory to."""
+
+
 def reported_bytes(capacity_bytes: int | None, total_bytes: int | None) -> int:
     """The memory that a device reports: ``total_bytes``, or else its capacity, or else more than any job maps."""
     return total_bytes or capacity_bytes or UNLIMITED_TOTAL
@@ -50,8 +54,9 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _no_range(size: int) -> InputError:
-    tebibytes = LAST_ADDRESS - FIRST_ADDRESS >> 40
+def no_range(size: int) -> InputError:
+    """The error where no addresses are left for so many bytes."""
+    tebibytes = ADDRESSES_BYTES >> 40
     return InputError(f"the job asks for {size:,} bytes, more than is left of a GPU's {tebibytes} TiB of addresses: "
                       "check its batch, its sequence length and its buckets")
 
@@ -92,7 +97,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start + taken, end)] if start + taken < end else []
                 self._sizes[start] = taken
                 return start
-        raise _no_range(taken)
+        raise no_range(taken)
 
     def _reserve_highest(self, size: int, taken: int) -> int:
         """The end of the highest gap with room for ``taken`` addresses."""
@@ -102,7 +107,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start, end - taken)] if start + taken < end else []
                 self._sizes[end - taken] = size
                 return end - taken
-        raise _no_range(taken)
+        raise no_range(taken)
 
     def unreserve(self, address: int) -> None:
         start, end = address, address + _round_up(self._sizes.pop(address), self._unit)

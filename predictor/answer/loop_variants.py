@@ -18,6 +18,7 @@ from predictor.allocator.simulate import Device
 from predictor.answer import loop_difference
 from predictor.answer.answer import device_bound
 from predictor.answer.prediction import LoopVariant, Prediction
+from predictor.common.errors import InputError
 from predictor.course.parts import CutRun
 from predictor.course.player import Player
 from predictor.events.composed_run import Run
@@ -30,6 +31,8 @@ MOST_MICRO_STEPS = 16
 """Micro-steps of a step that are simulated; further ones are like the last but one."""
 AHEAD = 2
 """Batches on the GPU where the loader is one batch ahead, from the first step on."""
+MOST_EVENTS = 25_000_000
+"""Events of the longer loops that are simulated, each of up to eleven loops in some two seconds."""
 FRAGILE = 0.01
 """A spread of reserved memory beyond this part of it is called fragile."""
 
@@ -52,9 +55,14 @@ def with_variants(prediction: Prediction, variants: tuple[LoopVariant, ...], job
 
 
 def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
-    """A rank of the job in each loop; without loops that were not compared for it."""
+    """A rank of the job in each loop; without loops that were not compared for it.
+
+    Raises:
+        InputError: the loops have too many events.
+    """
     if isinstance(job, LearnedJob) or job.workload.mode != "training":
         return
+    _check_length(job)
     capacity = job.workload.capacity
     limit = None if capacity is None else max(0, capacity - job.margin.runtime_expected)
 
@@ -86,6 +94,19 @@ def loop_variants(job: Job, rank: int) -> Iterator[LoopVariant]:
     both = loop_difference.with_loop(job, keep_outputs="next_forward", zero_grad="before_backward")
     if both is not None and both.setup.zero_grad != job.setup.zero_grad:
         yield variant(f"output and gradients are kept (zero_grad before_backward), {STEPS} steps", both, STEPS, 1)
+
+
+def _check_length(job: Job) -> None:
+    """Checks that the longer loops have at most :data:`MOST_EVENTS` events.
+
+    Raises:
+        InputError: they have more.
+    """
+    count = min(job.setup.gradient_accumulation_steps, MOST_MICRO_STEPS)
+    if (events := STEPS * count * len(job.formula.micro.events)) > MOST_EVENTS:
+        raise InputError(f"loops: {STEPS} steps of this job have {events:,} allocations and frees, and at most "
+                         f"{MOST_EVENTS:,} are simulated in each loop: leave it out, or give fewer images, a smaller "
+                         "batch or fewer gradient_accumulation_steps")
 
 
 def _going_down(job: Job) -> Job:

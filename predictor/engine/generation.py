@@ -21,9 +21,9 @@ from predictor.events.events import FACTORS, Buffers, EventList, Factor, rows_at
 from predictor.events.micro_step import MicroStep
 from predictor.events.sizes import Shape, SizeTable, Workspace
 
-MOST_EVENTS = 12_500_000
+MOST_EVENTS = 11_500_000
 """Events of a run that are simulated. A model of 8 B parameters has some 3,000 in a decode step, so it may generate
-some 4,100 tokens; such a run takes half a GiB."""
+some 3,800 tokens; such a run takes less than half a GB."""
 
 
 @dataclass(frozen=True)

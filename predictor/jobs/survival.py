@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
+from predictor.allocator.driver import ADDRESSES_BYTES, no_range
 from predictor.allocator.simulate import Columns, Device, Simulation, held_bytes, play, simulate
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType, rows_at
@@ -100,7 +101,12 @@ def simulate_run(run: Run, settings: AllocatorSettings, *, completion: str = "im
         completion: one of :func:`completions`.
         limit_bytes: bytes that PyTorch can reserve; None for no limit.
         total_bytes: total memory that the GPU reports.
+
+    Raises:
+        InputError: the job needs more addresses than a GPU has.
     """
+    if run.peak > ADDRESSES_BYTES:
+        raise no_range(run.peak)
     return simulate(_columns(run), Device(settings, limit_bytes, total_bytes, completion))
 
 

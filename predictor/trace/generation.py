@@ -114,6 +114,7 @@ def record(model, batch: dict[str, torch.Tensor], request: Generation, past: int
         request: tokens to generate, and the type of the cache.
         past: tokens whose keys and values are in the cache before the call.
     """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     prepare(model)
     cache = new_cache(model) if request.kept else None
     if past:
@@ -153,7 +154,10 @@ def record(model, batch: dict[str, torch.Tensor], request: Generation, past: int
         ids = reply(model, batch, request, cache, begun, ended)
         del ids
         batch.clear()
-        return recorder.closed()
+        recording = recorder.closed()
+    for parameter in trained:  # the next formula describes the same model
+        parameter.requires_grad_(True)
+    return recording
 
 
 def _fill(cache, model, batch: int, past: int) -> None:

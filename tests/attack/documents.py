@@ -117,7 +117,7 @@ def workload_files(draw: st.DrawFn) -> Input:
     files = {name: draw(written(draw(workloads()), "json" if name == "w.json" else ""))}
     if not values.seldom(draw, 8):
         return Input("workload", (name,), BESIDE | files)
-    words = draw(st.lists(st.sampled_from(("--json", "--details", "--minimum-capacity", "--loops", "--zero-stage=3", "--gpu=h200")), max_size=2))
+    words = draw(st.lists(st.sampled_from(("--json", "--details", "--minimum-capacity", "--zero-stage=3", "--gpu=h200")), max_size=2))
     return Input("command", ("predict", "--workload", name, *words), BESIDE | files)
 
 

@@ -116,6 +116,8 @@ def _children_bytes() -> int:
 
 
 def wrong_line(text: str) -> str | None:
+    if str(store.shipped_directory()) in text:
+        return f"a shipped formula is refused: {text[:300]}"
     if printable(text) != text:
         return f"error of several lines, or not printable: {text[:300]!r}"
     return f"error of {len(text):,} characters: {text[:200]}" if len(text) > LONGEST_LINE else None

@@ -15,8 +15,9 @@ DEGREES = (1, 2, 3, 4, 7, 8, 16, 64, 72, 512, 1000, 1024, 4096, 5000, 16_384, 65
 ENGINES: tuple[dict[str, object], ...] = (*map(dict, jobs.ENGINES), {"engine": "fsdp2"}, {"engine": "fsdp1"}, {"zero_stage": 0}, {"zero_stage": 3})
 ALLOCATORS = (None, "expandable_segments:True", "max_split_size_mb:64", "garbage_collection_threshold:0.7", "roundup_power2_divisions:8",
               "expandable_segments:True,garbage_collection_threshold:0.9")
-WORDS = ("--json", "--details", "--loops")
-"""Options that an answer gets soon with. ``--remedies``, ``--minimum-capacity`` and ``--maximum-load`` search, and say how far they are."""
+WORDS = ("--json", "--details")
+"""Options that an answer gets soon with. ``--remedies``, ``--minimum-capacity`` and ``--maximum-load`` search, and say how far they are; ``--loops`` simulates
+up to eleven loops of ten steps."""
 MOST_PICTURES = 20
 """Pictures of a micro-batch up to which bounds are kept. With more large pictures a step of Qwen2.5-VL has over a million allocations, until it is refused."""
 TOO_MANY = 100

@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 
 from predictor import cli
+from predictor.answer import loop_variants
 from predictor.answer.predict import predict
 from predictor.answer.prediction import LoopVariant
+from predictor.common.errors import InputError
+from predictor.jobs import dispatch
 from predictor.report.loops import sentences
 from predictor.workload.workload import Workload
 
@@ -24,6 +27,14 @@ def test_the_reference_loop_is_the_prediction_and_the_interval_has_every_loop(ke
     assert prediction.peak_reserved_bytes_low == min(peaks) and prediction.peak_reserved_bytes_high == max(peaks)
     assert len({variant.loop for variant in prediction.loops}) == len(peaks) >= 6
     assert prediction.is_fragile is prediction.to_json()["is_fragile"] is (max(peaks) > 1.01 * min(peaks))
+
+
+def test_loops_with_too_many_events_are_refused_with_their_number(monkeypatch):
+    workload = Workload(model="llava-1.5-7b", sequence_length=1024, gradient_accumulation_steps=100)
+    events = loop_variants.STEPS * loop_variants.MOST_MICRO_STEPS * len(dispatch.prepare(workload).formula.micro.events)
+    monkeypatch.setattr(loop_variants, "MOST_EVENTS", events - 1)
+    with pytest.raises(InputError, match=f"have {events:,} allocations and frees, and at most {events - 1:,} are simulated"):
+        predict(workload, loops=True)
 
 
 def test_the_order_of_addresses_is_a_variant_unless_a_profile_knows_it():

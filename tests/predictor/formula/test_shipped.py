@@ -32,6 +32,11 @@ def test_every_formula_that_is_wanted_is_shipped_once_in_little_room():
     assert sum(path.stat().st_size for path in files.values()) < LIMIT_BYTES
 
 
+def test_every_shipped_formula_is_read():
+    read = [formula.load(path) for path in store.shipped_directory().glob("*.npz")]
+    assert len(read) == len(wanted())
+
+
 SAMPLE = named_keys()[::7]
 """Every seventh: all models, recipes, checkpointing, kernels and regimes occur."""
 

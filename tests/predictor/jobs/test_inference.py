@@ -84,6 +84,12 @@ def test_replies_that_are_too_long_to_simulate_are_refused_with_the_tokens_that_
         f"give at most about {more * events // (events + of_step)} new tokens")
 
 
+def test_formulas_of_replies_that_one_process_traces_describe_the_same_parameters(model):
+    facts = [dispatch.prepare(asked(model["llama"], sequence_length=90, max_new_tokens=9, per_device_eval_batch_size=batch)).formula.facts
+             for batch in (1, 2)]
+    assert facts[0].parameters == facts[1].parameters and any(parameter.trainable for parameter in facts[0].parameters)
+
+
 def traced_tokens(workload: Workload) -> int:
     return inference_job.traced_tokens(turns(workload)[0], models.find(workload.model).windows)
 
