@@ -146,7 +146,7 @@ def built_on_meta() -> Iterator[None]:
     """While the block runs, a model can be built on the meta device.
 
     Until 4.44 the rotary frequencies of Llama 3.1 are compared in Python, one by one (modeling_rope_utils.py,
-    ``_compute_llama3_parameters``), which needs their values. They are computed on the CPU, as those of a model are that is
+    ``_compute_llama3_parameters``), which needs their values. They are computed on the CPU, as for a model that is
     not built on a GPU.
     """
     import torch
