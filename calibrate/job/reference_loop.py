@@ -211,6 +211,8 @@ def _true_buffers(model, module: torch.nn.Module) -> None:
     buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
     module._buffers.update({name: torch.empty_like(buffer, device="cpu") for name, buffer in buffers.items()})
     if buffers:
+        if not hasattr(model.config, "initializer_range"):  # read by Qwen2.5-VL of 4.49, whose vision tower has none
+            model.config.initializer_range = WEIGHT_SCALE
         model._init_weights(module)
 
 

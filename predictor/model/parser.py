@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable
-from copy import deepcopy
 from typing import NamedTuple
 
 from predictor.common.dtypes import TORCH_NAMES
@@ -83,11 +82,11 @@ def build_plain(config: ModelConfig, attn_implementation: str, dtype: str = "bf1
     from transformers import AutoConfig
 
     try:
-        hf_config = AutoConfig.for_model(**deepcopy(config.document))
+        hf_config = AutoConfig.for_model(**transformers_releases.configuration(config.document))
         library = class_of(config, hf_config)
         if attn_implementation == "sdpa" and not library._supports_sdpa:
             attn_implementation = "eager"  # transformers' own fallback
-        with torch.device("meta"):
+        with torch.device("meta"), transformers_releases.built_on_meta():
             model = library._from_config(hf_config, attn_implementation=attn_implementation,
                                          **transformers_releases.dtype_option(getattr(torch, TORCH_NAMES[dtype])))
     except InputError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from functools import wraps
 from types import FunctionType, ModuleType
 from typing import Any
@@ -39,6 +40,20 @@ def checkpointing_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def auto_class(name: str) -> str:
     """The name that an automatic class has in the installed release (models/auto/modeling_auto.py)."""
     return "AutoModelForVision2Seq" if name == "AutoModelForImageTextToText" and _release() < (4, 45) else name
+
+
+def configuration(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's configuration as the installed release reads it.
+
+    Until 4.51 the text model of Qwen2-VL and Qwen2.5-VL has no configuration of its own
+    (models/qwen2_5_vl/configuration_qwen2_5_vl.py): its values are the model's.
+    """
+    result = deepcopy(dict(document))
+    if _release() < (4, 52) and result.get("model_type") in ("qwen2_vl", "qwen2_5_vl"):
+        text = result.pop("text_config", {})
+        text.pop("model_type", None)
+        result = text | result
+    return result
 
 
 def dtype_option(dtype: Any) -> dict[str, Any]:
@@ -124,6 +139,32 @@ def merges_images(model: Any) -> bool:
     """
     forward = inspect.getsource(type(model).forward)
     return hasattr(model, "_merge_input_ids_with_image_features") and "legacy_processing" not in forward
+
+
+@contextmanager
+def built_on_meta() -> Iterator[None]:
+    """While the block runs, a model can be built on the meta device.
+
+    Until 4.44 the rotary frequencies of Llama 3.1 are compared in Python, one by one (modeling_rope_utils.py,
+    ``_compute_llama3_parameters``), which needs their values. They are computed on the CPU, as for a model that is
+    not built on a GPU.
+    """
+    import torch
+
+    if _release() >= (4, 45):
+        yield
+        return
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    compute = ROPE_INIT_FUNCTIONS["llama3"]
+
+    def on_meta(config: Any, device: Any, *arguments: Any, **options: Any) -> tuple[Any, float]:
+        with torch.device("cpu"):
+            frequencies, factor = compute(config, torch.device("cpu"), *arguments, **options)
+        return frequencies.to("meta"), factor
+
+    with patch.dict(ROPE_INIT_FUNCTIONS, llama3=on_meta):
+        yield
 
 
 def import_for_forward() -> None:

@@ -152,6 +152,8 @@ def scaled_dot_product_attention(backend: str, original):
         options = Options(*positional, **named)
         kernel = choose(backend, attn_mask, options.enable_gqa and query.shape[1] != key.shape[1],
                         query.shape[-1])
+        if query.dim() != 4:
+            kernel = "math"  # no other kernel takes them (sdp_utils_cpp.h, check_tensor_shapes)
         if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not options.enable_gqa):
             kernel = "math"  # no other kernel broadcasts (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense)
         if query.device.type != "meta":

@@ -80,3 +80,30 @@ def test_attention_of_older_releases_treats_meta_tensors_as_those_on_cuda(kind, 
     with transformers_releases.cuda_branches(model):
         assert (model(query) is not query) is copied
     assert model(query) is query
+
+
+NESTED = {"model_type": "qwen2_5_vl", "tie_word_embeddings": True, "text_config": {"model_type": "qwen2_5_vl_text", "hidden_size": 8}, "vision_config": {"depth": 2}}
+FLAT = {"model_type": "qwen2_5_vl", "tie_word_embeddings": True, "hidden_size": 8, "vision_config": {"depth": 2}}
+
+
+@pytest.mark.parametrize(("release", "read"), [((4, 49, 0), FLAT), ((4, 52, 0), NESTED), ((5, 17, 0), NESTED)], ids=str)
+def test_the_text_model_of_qwen_has_its_own_configuration_since_4_52(release, read, monkeypatch):
+    monkeypatch.setattr(transformers_releases, "_release", lambda: release)
+    assert transformers_releases.configuration(NESTED) == read
+
+
+@pytest.mark.parametrize(("release", "device"), [((4, 43, 4), "cpu"), ((4, 45, 0), "meta")], ids=str)
+def test_rotary_frequencies_of_llama_are_compared_on_the_cpu_until_4_44(release, device, monkeypatch):
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    made: list[str] = []
+
+    def compute(config, where):
+        made.append(torch.empty(3).device.type)
+        return torch.empty(3), 1.0
+
+    monkeypatch.setattr(transformers_releases, "_release", lambda: release)
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "llama3", compute)
+    with torch.device("meta"), transformers_releases.built_on_meta():
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](None, None)
+    assert (made, frequencies.device.type) == ([device], "meta")

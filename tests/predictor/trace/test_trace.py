@@ -131,3 +131,15 @@ def test_places_survive_a_recomputation_that_ends_early():
         model.gradient_checkpointing_enable()
         traced_at(model, Shape(2, 16, 2), padding="none", sdpa_backend="cudnn")
     assert places() == ("", False)
+
+
+def test_attention_of_three_dimensions_is_computed_by_the_math_kernel():
+    """Every fused kernel takes four (sdp_utils_cpp.h, check_tensor_shapes). Its fp32 scores are the largest tensor."""
+    heads, tokens, width = 4, 24, 8
+    query = torch.empty(heads, tokens, width, dtype=torch.bfloat16, device="meta")
+    mask = torch.empty(1, tokens, tokens, dtype=torch.bool, device="meta")
+    recorder = Recorder(device="meta")
+    with recorder, as_on_cuda("efficient"):
+        recorder.moment = Moment.FORWARD
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, mask)
+    assert max(buffer.size for buffer in recorder.recording.buffers) == heads * tokens * tokens * 4
