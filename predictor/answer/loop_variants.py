@@ -102,11 +102,15 @@ def _check_length(job: Job) -> None:
     Raises:
         InputError: they have more.
     """
-    count = min(job.setup.gradient_accumulation_steps, MOST_MICRO_STEPS)
-    if (events := STEPS * count * len(job.formula.micro.events)) > MOST_EVENTS:
+    if (events := STEPS * _micro_steps(job) * len(job.formula.micro.events)) > MOST_EVENTS:
         raise InputError(f"loops: {STEPS} steps of this job have {events:,} allocations and frees, and at most "
                          f"{MOST_EVENTS:,} are simulated in each loop: leave it out, or give fewer images, a smaller "
                          "batch or fewer gradient_accumulation_steps")
+
+
+def _micro_steps(job: Job) -> int:
+    """Micro-steps of a step that are simulated."""
+    return min(job.setup.gradient_accumulation_steps, MOST_MICRO_STEPS)
 
 
 def _going_down(job: Job) -> Job:
@@ -121,7 +125,7 @@ def _plays(run: Run, job: Job, player: Player, steps: int, *, ahead: bool) -> bo
         ahead: whether a further batch is on the GPU before the first step.
     """
     cut = CutRun(run.events, job.formula.micro, job.setup.micro_steps)
-    count = min(job.setup.gradient_accumulation_steps, MOST_MICRO_STEPS)
+    count = _micro_steps(job)
     parts = [cut.start, *([cut.micro_step(1, 0, count).only_inputs()] if ahead else [])]
     for step in range(1, steps + 1):
         parts += [cut.micro_step(step, index, count) for index in range(count)] + [cut.optimizer_step(step)]

@@ -154,7 +154,8 @@ def cache_bytes(piece: Piece, gpu: Gpu) -> tuple[int, int | None]:
 
 def _begins(micro: MicroStep) -> list[int]:
     """The first buffer of each traced decode step."""
-    begins: list[int] = np.cumsum(micro.events.kind == 1)[micro.cuts - 1].tolist()  # type: ignore[operator]
+    assert micro.cuts is not None  # a traced call of generate has them
+    begins: list[int] = np.cumsum(micro.events.kind == 1)[micro.cuts - 1].tolist()
     return begins
 
 
@@ -242,21 +243,22 @@ def _grown(piece: Piece, gpu: Gpu, sizes: np.ndarray, bases: tuple[int, int, int
     growth = second - first
     table, row_of = piece.micro.events.sizes, piece.micro.events.buffers.size
     uneven = third - second[:len(third)] != growth[:len(third)]
-    columns: dict[object, np.ndarray] = {}
+    kinds: dict[object, int] = {}
+    columns: list[np.ndarray] = []
     kind_of = np.empty(len(second), dtype=np.int64)
     for index, (size, more) in enumerate(zip(second.tolist(), growth.tolist())):
         earlier, later = (_workspace(table, row_of[base + index]) for base in bases[:2])
         key = (size, more) if later is None else (earlier, later)
-        if key not in columns:
-            columns[key] = np.broadcast_to(size + times.astype(np.int64) * more if later is None else
-                                           _grown_workspace(piece, gpu, earlier, later, times), times.shape)
-        kind_of[index] = list(columns).index(key)
+        kind_of[index] = kinds.setdefault(key, len(columns))
+        if len(kinds) > len(columns):
+            columns.append(np.broadcast_to(size + times.astype(np.int64) * more if later is None else
+                                           _grown_workspace(piece, gpu, earlier, later, times), times.shape))
         if later is not None:
             uneven[index:index + 1] = False
     if uneven.any():
         assert piece.micro.cuts is not None  # a traced call of generate has them
         raise _unlike(piece, 1 + len(piece.micro.cuts))
-    return np.stack(list(columns.values()), axis=1), kind_of
+    return np.stack(columns, axis=1), kind_of
 
 
 def _grown_workspace(piece: Piece, gpu: Gpu, earlier: Workspace | None, later: Workspace,

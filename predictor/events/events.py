@@ -36,11 +36,15 @@ def sign(kind: np.ndarray) -> np.ndarray:
     return np.where(np.abs(kind) == 1, kind, 0)
 
 
+PART = 1 << 16
+"""Rows of a long column that are looked up at a time."""
+
+
 def rows_at(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """``table[rows]``, a part at a time, because numpy makes 8 bytes of each index."""
     result = np.empty(len(rows), table.dtype)
-    for start in range(0, len(rows), 1 << 16):
-        part = slice(start, start + (1 << 16))
+    for start in range(0, len(rows), PART):
+        part = slice(start, start + PART)
         result[part] = table[rows[part]]
     return result
 

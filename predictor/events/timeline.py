@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from predictor.common.gpus import Gpu
-from predictor.events.events import FACTORS, MOMENTS, EventList, Factor, Moment, rows_at
+from predictor.events.events import FACTORS, MOMENTS, PART, EventList, Factor, Moment, rows_at
 from predictor.events.sizes import Monomial, Shape, SizeTable, Term
 
 
@@ -24,8 +24,8 @@ def alive_buffers(events: EventList, index: int) -> np.ndarray:
     """Rows of ``events.buffers`` that are alive after the event at ``index``."""
     past, sign = events.buffer[: index + 1], events.sign[: index + 1]
     alive = np.zeros(len(events.buffers), dtype=bool)
-    for start in range(0, len(past), 1 << 16):  # in order, so the last event of a buffer decides
-        part = slice(start, start + (1 << 16))
+    for start in range(0, len(past), PART):  # in order, so the last event of a buffer decides
+        part = slice(start, start + PART)
         changes = sign[part] != 0
         alive[past[part][changes]] = sign[part][changes] > 0
     return np.flatnonzero(alive)

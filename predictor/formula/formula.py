@@ -30,8 +30,8 @@ OPTIONAL = ("marks", "owners", "cuts", "cache", "outputs")
 """Arrays that a file may lack: the first two belong to steps traced for ZeRO-3 or FSDP2, the next two to ``generate``,
 the last to loops that keep the model's output."""
 MOST_EVENTS = 2_300_000
-"""Limit on the events of a formula with its loops unrolled, which keeps a prediction within 5 s and 500 MB: some 48
-images of 768 x 1024 pixels of Qwen2.5-VL-7B."""
+"""Limit on the events of a formula with its loops unrolled: some 48 images of 768 x 1024 pixels of Qwen2.5-VL-7B. A
+prediction takes up to 10 s and 0.7 GB there, and 5 s and 0.5 GB with half as many."""
 
 
 @dataclass(frozen=True, eq=False)

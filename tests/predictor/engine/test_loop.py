@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from predictor import predict, readers
+from predictor.answer import loop_difference as answer_loops
 from predictor.answer.loop_difference import KEEPING, ZEROING, other_loops, with_loop
 from predictor.common.errors import InputError
 from predictor.engine.setup import STEPS
@@ -166,6 +167,16 @@ def test_what_else_a_loop_may_do_is_said_with_the_bytes_that_it_reserves():
     assert both.more_bytes == with_both - before
     known = dispatch.prepare(tight.workload.replace(keep_outputs="none"))
     assert list(other_loops(known, 0)) == []
+
+
+def test_loops_of_a_run_with_too_many_events_are_bounded_and_not_simulated(monkeypatch):
+    prepared = dispatch.prepare(Workload(model="llava-1.5-7b", sequence_length=1024, gpu="h100-80gb"))
+    monkeypatch.setattr(answer_loops, "MOST_EVENTS", prepared.traced_events - 1)
+    monkeypatch.setattr(answer_loops, "with_loop", None)
+    most = answer_loops.most_bytes(prepared)
+    (caution,) = other_loops(prepared, most - 1)
+    assert caution.more_bytes == most and "were not simulated" in caution.text
+    assert not list(other_loops(prepared, most))
 
 
 def test_of_loops_that_keep_gradients_the_one_that_reserves_the_most_is_named():
