@@ -23,7 +23,7 @@ from predictor.formula import store
 from predictor.workload.workload import Workload
 from tests.attack import commands
 from tests.attack.inputs import Input
-from tests.attack.jobs import FURTHER, RECIPES, USUAL, answered, further, shipped, usual_job
+from tests.attack.jobs import FURTHER, RECIPES, USUAL, answered, further, replies, shipped, usual_job
 from tests.attack.predictions import COUNTERS, as_workload, command_answers
 from tests.attack.rounds import Round, name_of
 
@@ -216,8 +216,9 @@ def _small_adapters(found: Round, draw: random.Random) -> None:
 
 
 def fresh_trace(number: int) -> Round:
-    """A shipped formula has the answer of a fresh trace: that of the first job of each model of which formulas are shipped."""
-    found, job = Round(), shipped()[number % len(shipped())]
+    """A shipped formula has the answer of a fresh trace: that of the first job of each model of which formulas are shipped, and that of replies."""
+    wanted = (*shipped(), *replies())
+    found, job = Round(), wanted[number % len(wanted)]
     found.asked.add(name_of(job))
     known = answered(job)
     if known is None:

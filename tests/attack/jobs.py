@@ -62,7 +62,7 @@ def usual_job(model: str, recipe: Mapping[str, Any]) -> Workload:
 @lru_cache
 def replies() -> tuple[Workload, ...]:
     """Replies of the usual models, whose formulas are shipped."""
-    return tuple(usual_job(model, {"mode": "inference", "max_new_tokens": 64}).replace(sequence_length=2048) for model in USUAL)
+    return tuple(usual_job(model, {"mode": "inference", "max_new_tokens": 64}) for model in USUAL)
 
 
 @lru_cache
