@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from predictor.allocator.constants import ROUNDUP_INTERVALS
+from predictor.allocator.driver import no_range
 
 NONE = -1
 """No limit, and no index."""
-COMPLETED, OUT_OF_MEMORY, FAILED = range(3)
+COMPLETED, OUT_OF_MEMORY, FAILED, NO_RANGE = range(4)
 """Results of a run, as in simulation.c."""
 
 
@@ -61,6 +62,9 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
     Returns:
         The result, and the counters after the last event. They are meaningless if the result is FAILED: then only the
         Python modules can say why.
+
+    Raises:
+        InputError: the events need more addresses than a GPU has.
     """
     library, counters = _library(), Counters()
     if library is None:
@@ -71,7 +75,18 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
     allocated, reserved = (None, None) if held is None else (column.ctypes.data for column in held)
     result = library.peakcast_simulate(byref(settings), len(kinds), at[0], at[1], len(sizes), at[2], at[3],
                                        byref(counters), allocated, reserved)
-    return result, counters
+    return _with_addresses(result, counters), counters
+
+
+def _with_addresses(result: int, counters: Counters) -> int:
+    """The result of a run that had addresses for all that it asked for.
+
+    Raises:
+        InputError: it had not.
+    """
+    if result == NO_RANGE:
+        raise no_range(counters.tried)
+    return result
 
 
 class Session:
@@ -98,7 +113,7 @@ class Session:
         result: int = self._library.peakcast_play(
             self._session, len(kinds), kinds.ctypes.data, buffers.ctypes.data, len(sizes), sizes.ctypes.data,
             streams.ctypes.data, None, None)
-        return result
+        return _with_addresses(result, self.counters)
 
 
 @cache

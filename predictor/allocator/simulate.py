@@ -107,7 +107,11 @@ def events_per_second(events: int) -> int:
 
 
 def simulate(events: Columns, device: Device) -> Simulation:
-    """Runs events through an empty allocator until they end or one runs out of memory."""
+    """Runs events through an empty allocator until they end or one runs out of memory.
+
+    Raises:
+        InputError: they need more addresses than a GPU has.
+    """
     result, counters = _compiled(events, device)
     if result == compiled.FAILED:
         return play(events.kinds.tolist(), events, device.allocator())

@@ -18,7 +18,7 @@ typedef int64_t i64;
 enum { FREE, ALLOCATED, PENDING, UNMAPPED };                       /* blocks.py */
 enum { EVENT_FREE = -1, EVENT_ALLOCATE = 1, EVENT_EMPTY_CACHE, EVENT_SYNCHRONIZE, EVENT_RECORD_STREAM = 16 };
 enum { STREAMS = 128, NONE = -1 };
-enum { COMPLETED, OUT_OF_MEMORY, FAILED };                         /* what simulate() returns */
+enum { COMPLETED, OUT_OF_MEMORY, FAILED, NO_RANGE };               /* what simulate() returns */
 
 /* constants.py */
 static const i64 MIN_BLOCK = 512, SMALL_SIZE = 1 << 20, SMALL_SEGMENT = 2 << 20, LARGE_REQUEST = 10 << 20,
@@ -56,9 +56,11 @@ typedef struct {
     int block;
 } Entry; /* of a list of free blocks, ordered by size and address; of unmapped blocks the size is 0 */
 
+/* Sorted entries in an array with its unused room at `gap`, where the last one came or went: of thousands of free blocks, a
+ * step takes and returns small ones at the one end and leaves larger ones at the other. */
 typedef struct {
     Entry *items;
-    int count, room;
+    int count, room, gap;
 } List;
 
 typedef struct {
@@ -94,7 +96,7 @@ typedef struct {
     Waiting *waiting; /* blocks whose events are outstanding, the oldest first */
     int waiting_first, waiting_end, waiting_room;
     i64 synchronizations;
-    int failed;
+    int failed; /* FAILED or NO_RANGE */
 } Allocator;
 
 /* --- memory of the host ----------------------------------------------------------------------------------------- */
@@ -107,7 +109,7 @@ static int has_room(Allocator *a, void *items, int *room, int count, size_t size
     int larger = *room ? 2 * *room : 64;
     array = realloc(array, (size_t)larger * size);
     if (!array) {
-        a->failed = 1;
+        a->failed = FAILED;
         return 0;
     }
     memcpy(items, &array, sizeof array);
@@ -142,6 +144,19 @@ static void drop_block(Allocator *a, int index) {
 
 /* --- lists of blocks (Arena in blocks.py) ------------------------------------------------------------------------ */
 
+static Entry *entry(const List *list, int index) {
+    return &list->items[index < list->gap ? index : index + list->room - list->count];
+}
+
+static void move_gap(List *list, int index) {
+    int room = list->room - list->count;
+    if (index < list->gap)
+        memmove(list->items + index + room, list->items + index, (size_t)(list->gap - index) * sizeof(Entry));
+    else
+        memmove(list->items + list->gap, list->items + list->gap + room, (size_t)(index - list->gap) * sizeof(Entry));
+    list->gap = index;
+}
+
 static int is_below(const Entry *e, i64 size, i64 address) {
     return e->size < size || (e->size == size && e->address < address);
 }
@@ -152,24 +167,24 @@ static int place(const List *list, i64 size, i64 address) {
     int low = 0, high = list->count;
     while (high - low > 16) {
         int middle = (low + high) / 2;
-        if (is_below(&list->items[middle], size, address)) low = middle + 1;
+        if (is_below(entry(list, middle), size, address)) low = middle + 1;
         else high = middle;
     }
-    while (low < high && is_below(&list->items[low], size, address)) low++;
+    while (low < high && is_below(entry(list, low), size, address)) low++;
     return low;
 }
 
 static void insert(Allocator *a, List *list, i64 size, i64 address, int block) {
+    if (list->count == list->room) move_gap(list, list->count);
     if (!has_room(a, &list->items, &list->room, list->count, sizeof(Entry))) return;
-    int index = place(list, size, address);
-    memmove(list->items + index + 1, list->items + index, (size_t)(list->count - index) * sizeof(Entry));
-    list->items[index] = (Entry){size, address, block};
+    move_gap(list, place(list, size, address));
+    list->items[list->gap++] = (Entry){size, address, block};
     list->count++;
 }
 
 static void remove_at(List *list, int index) {
+    move_gap(list, index);
     list->count--;
-    memmove(list->items + index, list->items + index + 1, (size_t)(list->count - index) * sizeof(Entry));
 }
 
 static Arena *arena_of(Allocator *a, const Block *b) { return &a->arenas[b->arena]; }
@@ -232,7 +247,8 @@ static i64 reserve_addresses(Allocator *a, i64 size) {
         }
         return start;
     }
-    a->failed = 1;
+    a->c->tried = size;
+    a->failed = NO_RANGE;
     return 0;
 }
 
@@ -383,7 +399,7 @@ static int is_long_enough(const Allocator *a, int index, i64 size) {
 static int find_expandable(Allocator *a, int arena, i64 size) {
     List *unmapped = &a->arenas[arena].unmapped;
     for (int i = 0; i < unmapped->count; i++) {
-        int index = unmapped->items[i].block, previous = a->blocks[index].prev;
+        int index = entry(unmapped, i)->block, previous = a->blocks[index].prev;
         if (previous != NONE && a->blocks[previous].state == FREE) index = previous;
         if (is_long_enough(a, index, size)) return index;
     }
@@ -451,7 +467,7 @@ static int is_split(const Block *b) { return b->prev != NONE || b->next != NONE;
 static void release_segment(Allocator *a, int index) {
     Block b = a->blocks[index];
     if (is_split(&b)) {
-        a->failed = 1;
+        a->failed = FAILED;
         return;
     }
     remove_free(a, index);
@@ -470,11 +486,11 @@ static void release_cached_blocks(Allocator *a) {
         if (!count) continue;
         int *found = malloc((size_t)count * sizeof(int)), kept = 0;
         if (!found) {
-            a->failed = 1;
+            a->failed = FAILED;
             return;
         }
         for (int i = 0; i < count; i++) {
-            int index = a->arenas[arena].free.items[i].block;
+            int index = entry(&a->arenas[arena].free, i)->block;
             if (a->settings->expandable || !is_split(&a->blocks[index])) found[kept++] = index;
         }
         for (int i = 0; i < kept; i++) {
@@ -492,12 +508,12 @@ static int release_available_cached_blocks(Allocator *a, int arena, i64 size) {
     i64 needed = size > limit ? size : limit, released = 0;
     int index = place(blocks, needed, 0);
     if (index < blocks->count) {
-        release_segment(a, blocks->items[index].block);
+        release_segment(a, entry(blocks, index)->block);
         return 1;
     }
-    while (--index >= 0 && released < needed && blocks->items[index].size >= limit && !a->failed) {
-        released += blocks->items[index].size;
-        release_segment(a, blocks->items[index].block);
+    while (--index >= 0 && released < needed && entry(blocks, index)->size >= limit && !a->failed) {
+        released += entry(blocks, index)->size;
+        release_segment(a, entry(blocks, index)->block);
     }
     return released >= needed;
 }
@@ -507,7 +523,7 @@ static void collect_garbage(Allocator *a) {
     i64 target = a->c->reserved - a->settings->garbage_bytes, reclaimed = 0, total_age = 0, count = 0;
     for (int arena = STREAMS; arena < 2 * STREAMS; arena++)
         for (int i = 0; i < a->arenas[arena].free.count; i++) {
-            const Block *b = &a->blocks[a->arenas[arena].free.items[i].block];
+            const Block *b = &a->blocks[entry(&a->arenas[arena].free, i)->block];
             if (is_split(b)) continue;
             total_age += a->searches[0] - b->age;
             count++;
@@ -517,7 +533,7 @@ static void collect_garbage(Allocator *a) {
         int any = 0;
         for (int arena = STREAMS; arena < 2 * STREAMS; arena++)
             for (int i = a->arenas[arena].free.count - 1; i >= 0; i--) {
-                int index = a->arenas[arena].free.items[i].block;
+                int index = entry(&a->arenas[arena].free, i)->block;
                 Block b = a->blocks[index];
                 i64 age = a->searches[0] - b.age;
                 if (is_split(&b) || a->settings->expandable || (double)age < least_age) continue;
@@ -563,12 +579,12 @@ static int choose(Allocator *a, Arena *arena, i64 size) {
     a->searches[arena->is_small] += s->garbage_bytes != NONE;
     if (index == free->count) return index;
     if (s->expandable)
-        while (index + 1 < free->count && size_with_growth(a, free->items[index + 1].block)
-                                              < size_with_growth(a, free->items[index].block))
+        while (index + 1 < free->count && size_with_growth(a, entry(free, index + 1)->block)
+                                              < size_with_growth(a, entry(free, index)->block))
             index++;
     if (s->max_split_bytes == NONE) return index;
     i64 limit = size < s->max_split_bytes ? s->max_split_bytes : size + s->max_non_split_rounding_bytes;
-    return free->items[index].size < limit ? index : free->count;
+    return entry(free, index)->size < limit ? index : free->count;
 }
 
 static int try_new_block(Allocator *a, int arena, i64 rounded) {
@@ -610,7 +626,7 @@ static int allocate(Allocator *a, i64 size, int stream) {
     Arena *arena = &a->arenas[arena_index];
     int found = choose(a, arena, rounded), index;
     if (found < arena->free.count) {
-        index = arena->free.items[found].block;
+        index = entry(&arena->free, found)->block;
         remove_at(&arena->free, found);
     } else {
         index = new_memory(a, arena_index, rounded, size);
@@ -657,7 +673,7 @@ static int play(Allocator *a, i64 count, const int8_t *kinds, const int32_t *buf
             if (size) {
                 if (size < 0 || size >= LARGEST_REQUEST || block_of[buffer] != NONE) return FAILED;
                 index = allocate(a, size, streams[buffer]);
-                if (a->failed) return FAILED;
+                if (a->failed) return a->failed;
                 if (index == NONE) {
                     c->failed_at = at;
                     return OUT_OF_MEMORY;
@@ -678,7 +694,7 @@ static int play(Allocator *a, i64 count, const int8_t *kinds, const int32_t *buf
             if (index == NONE || stream < 0) return FAILED;
             if (stream != streams[buffer]) a->blocks[index].used_on[stream / 64] |= (uint64_t)1 << (stream % 64);
         }
-        if (a->failed) return FAILED;
+        if (a->failed) return a->failed;
         if (allocated_after) {
             allocated_after[at] = c->allocated;
             reserved_after[at] = c->reserved;

@@ -23,7 +23,8 @@ from predictor.events.sizes import Shape, SizeTable, Workspace
 
 MOST_EVENTS = 11_500_000
 """Events of a run that are simulated. A model of 8 B parameters has some 3,000 in a decode step, so it may generate
-some 3,800 tokens; such a run takes less than half a GB."""
+some 3,800 tokens. Such a run takes less than half a GB, and those take longest, three seconds, that do not fit: where
+there is no limit, the cache of many sequences leaves thousands of free segments behind."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -73,20 +74,28 @@ def parse(value: Any) -> Snapshot:
                     settings, _total_bytes(value.get(TOTAL_BYTES, []), len(traces)), value.get(NOTES_KEY))
 
 
+SHORTEST_BYTES = 16
+"""Bytes of a pickle that a block or an entry takes at least: keys and values of two bytes each, four of both."""
+FEW = 100_000
+"""Blocks and entries that take no time, even if they are all the same one."""
+
+
 def _check_shared(value: Any, size_bytes: int) -> None:
-    """Rejects a pickle that refers to the same lists many times.
+    """Rejects a pickle that refers to the same lists, blocks or entries many times; a reference takes two bytes."""
+    def listed(item: Any, key: str) -> list[Any]:
+        items = item.get(key) if isinstance(item, dict) else None
+        return items if isinstance(items, list) else []
 
-    An item takes more than one byte of a pickle, but a reference to a long list takes only two.
-    """
-    def length(item: Any, key: str | None = None) -> int:
-        items = item.get(key) if key and isinstance(item, dict) else item
-        return len(items) if isinstance(items, list) else 0
+    lists = [listed(segment, "blocks") for segment in listed(value, "segments")]
+    lists += [trace for trace in listed(value, "device_traces") if isinstance(trace, list)]
+    items = sum(map(len, lists))
+    if items * SHORTEST_BYTES > size_bytes or (items > FEW and _distinct(lists, items) < items):
+        raise Invalid(f"its lists hold {items:,} blocks and entries, and refer to the same ones again and again")
 
-    value = value if isinstance(value, dict) else {}
-    segments, traces = (value[key] if length(value, key) else [] for key in ("segments", "device_traces"))
-    if sum(length(item, "blocks") for item in segments) + sum(map(length, traces)) > size_bytes:
-        raise Invalid("its lists hold more blocks and entries than the file has bytes: it refers to the same ones "
-                      "again and again")
+
+def _distinct(lists: list[list[Any]], items: int) -> int:
+    """How many different objects the lists hold. PyTorch writes a dictionary of its own for each block and entry."""
+    return len(np.unique(np.fromiter(map(id, chain.from_iterable(lists)), np.int64, items)))
 
 
 def _total_bytes(value: Any, devices: int) -> dict[int, int]:

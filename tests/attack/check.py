@@ -44,7 +44,7 @@ ROUNDS = {"prediction": 20, "shipped": 11, "page": PAGE_ROUNDS, "reader": 4, "ad
 """Kind of round of relations -> how many make one row."""
 KILLS = 6
 """Kills of a row."""
-SHARES = {"prediction": 400, "shipped": 43, "page": 24, "reader": 60, "adapters": 36, "fresh trace": 53, "framework": 120, "optimizer states": 20}
+SHARES = {"prediction": 400, "shipped": 43, "page": 24, "reader": 60, "adapters": 36, "fresh trace": 55, "framework": 120, "optimizer states": 20}
 """Kind of round -> how many there are for 20,000 relations."""
 BRANCH_INPUTS = 200
 """Inputs of each format of :data:`OF_READERS` of which the reached branches are counted: coverage.py makes them slow."""

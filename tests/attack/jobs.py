@@ -24,6 +24,7 @@ RECORDS = [ROOT / "profiles/h100-80gb", ROOT / "profiles/a100-80gb"]
 USUAL = ("qwen2.5-vl-7b", "qwen2.5-vl-3b", "qwen3-vl-8b", "qwen3-vl-4b", "llama-3.1-8b", "qwen3-8b", "gemma-3-4b", "gemma-3-12b", "internvl3-8b",
          "llava-onevision-qwen2-7b")
 """Models of which usual jobs are shipped (``scripts/build_formulas.py``)."""
+LLAVA = ("llava-1.5-7b", "llava-1.5-13b")
 RECIPES: tuple[Mapping[str, Any], ...] = ({"recipe": "lora", "lora": {"r": 16}}, {"recipe": "full"}, {"recipe": "lora"})
 FURTHER = ("qwen2-vl-2b", "qwen3-vl-2b", "llava-next-mistral-7b", "llava-next-video-7b", "llava-onevision-qwen2-0.5b", "internvl3-1b", "internvl3.5-1b", "idefics3-8b",
            "smolvlm-2.2b", "pixtral-12b", "paligemma-3b", "paligemma2-3b", "llama-3.2-11b-vision", "mistral-7b", "qwen2.5-7b", "gemma-2-2b", "phi-3-mini-4k", "olmo-2-7b",
@@ -61,8 +62,8 @@ def usual_job(model: str, recipe: Mapping[str, Any]) -> Workload:
 
 @lru_cache
 def replies() -> tuple[Workload, ...]:
-    """Replies of the usual models, whose formulas are shipped."""
-    return tuple(usual_job(model, {"mode": "inference", "max_new_tokens": 64}) for model in USUAL)
+    """Replies of LLaVA-1.5 and of the usual models, whose formulas are shipped."""
+    return tuple(usual_job(model, {"mode": "inference", "max_new_tokens": 64}) for model in (*LLAVA, *USUAL))
 
 
 @lru_cache

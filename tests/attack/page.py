@@ -185,7 +185,7 @@ def _formats(summary: Summary) -> Iterator[str]:
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), `--loops`, which simulates up to eleven loops of ten steps, courses of more than two steps or of several seeds, and micro-steps with between 20 and 100 pictures:",
+                "(`--maximum-load`, `--remedies`), `--loops`, which simulates up to eleven loops of ten steps, courses of more than two steps, of several seeds or of steps with hundreds of micro-batches, and micro-steps with between 20 and 100 pictures:",
                 "from some 22 large ones on, a step of Qwen2.5-VL has over a million allocations, and takes up to ten seconds and 0.7 GB, until it is refused",
                 "from 49 on. Jobs of FSDP are refused for want of a formula, but for those that were measured: how long they take on many GPUs is not seen here.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|---:|---:|")

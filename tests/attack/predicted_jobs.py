@@ -37,9 +37,9 @@ def _replies(draw: st.DrawFn) -> dict[str, object]:
     """Keys of calls of ``generate``."""
     job = draw(st.sampled_from(jobs.replies()))
     keys = {name: value for name, value in job.resolved().items() if name not in job.filled_in}
-    keys |= {"gpu": draw(st.sampled_from(sorted(gpus.GPUS))), "max_new_tokens": draw(st.sampled_from((6, 7, 64, 512, 2048, 4096, 100_000, 4_000_000)))}
-    made = {"per_device_eval_batch_size": st.sampled_from((1, 2, 3, 64, 256, 65_536)), "sequence_length": st.sampled_from((64, 1024, 2047, 8192, 131_072)),
-            "allocator_conf": st.sampled_from(ALLOCATORS), "images_per_sample": st.sampled_from((0, 1, 2, 8)), "gpu_memory_utilization": st.sampled_from((0.1, 0.9)),
+    keys |= {"gpu": draw(st.sampled_from(sorted(gpus.GPUS))), "max_new_tokens": draw(st.sampled_from((6, 7, 64, 512, 2048, 2500, 3000, 3400, 4096, 4_000_000)))}
+    made = {"per_device_eval_batch_size": st.sampled_from((1, 2, 3, 20, 64, 100, 128, 150, 200, 256, 65_536)),
+            "sequence_length": st.sampled_from((64, 620, 1024, 2047, 8192, 131_072)), "allocator_conf": st.sampled_from(ALLOCATORS), "images_per_sample": st.sampled_from((0, 1, 2, 8)), "gpu_memory_utilization": st.sampled_from((0.1, 0.9)),
             "dtype": st.sampled_from(("bf16", "fp16", "fp32"))}
     for name in draw(st.lists(st.sampled_from(sorted(made)), max_size=3, unique=True)):
         keys[name] = draw(made[name])

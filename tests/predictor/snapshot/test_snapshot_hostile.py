@@ -210,12 +210,14 @@ def shared(depth: int = 30) -> list:
 
 
 @pytest.mark.parametrize("value, expected", [
-    ({"segments": [], "device_traces": [[ENTRY] * 100_000] * 1000}, "it refers to the same ones again and again"),
+    ({"segments": [], "device_traces": [[ENTRY] * 100_000] * 1000}, "refer to the same ones again and again"),
     ({"segments": [{"address": 1, "total_size": 1, "blocks": [BLOCK] * 100_000}] * 1000, "device_traces": []},
-     "it refers to the same ones again and again"),
+     "refer to the same ones again and again"),
+    ({"segments": [], "device_traces": [[ENTRY] * 5_000_000]}, "refer to the same ones again and again"),
+    ({"segments": [], "device_traces": [[ENTRY] * 200_000], "x": ["%1000d" % n for n in range(4000)]}, "refer to the same ones again and again"),
     ({"segments": [{"address": shared()}], "device_traces": []}, "segments[0].address must be a whole number"),
     ({"segments": [], "device_traces": [[{"action": shared()}]]}, "device_traces[0][0].action must be one of"),
-], ids=["traces", "blocks", "address", "action"])
+], ids=["traces", "blocks", "entries", "entries beside others", "address", "action"])
 def test_what_refers_to_itself_again_and_again_is_refused_and_not_walked(tmp_path, value, expected):
     with bounded_time():
         assert expected in message(tmp_path, pickle.dumps(value, protocol=4))
