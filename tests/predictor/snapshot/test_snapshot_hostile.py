@@ -214,7 +214,7 @@ def shared(depth: int = 30) -> list:
     ({"segments": [{"address": 1, "total_size": 1, "blocks": [BLOCK] * 100_000}] * 1000, "device_traces": []},
      "refer to the same ones again and again"),
     ({"segments": [], "device_traces": [[ENTRY] * 5_000_000]}, "refer to the same ones again and again"),
-    ({"segments": [], "device_traces": [[ENTRY] * 200_000], "x": ["%1000d" % n for n in range(4000)]}, "refer to the same ones again and again"),
+    ({"segments": [], "device_traces": [[ENTRY] * 200_000], "x": [f"{n:1000}" for n in range(4000)]}, "refer to the same ones again and again"),
     ({"segments": [{"address": shared()}], "device_traces": []}, "segments[0].address must be a whole number"),
     ({"segments": [], "device_traces": [[{"action": shared()}]]}, "device_traces[0][0].action must be one of"),
 ], ids=["traces", "blocks", "entries", "entries beside others", "address", "action"])
