@@ -12,7 +12,8 @@ Known values are: copies from the host, constants, `arange`, random integers
 (drawn here from a generator of their own), and all results that PyTorch's own
 operators compute from these. Floats are tracked only where control flow depends
 on them: inputs that come from the host (some models look for images that are all
-zeros), and tensors of a few elements (is the gradient of the loss 1?). All values
+zeros), quotients of known values (Gemma 4 counts patches with averages of ones), and
+tensors of a few elements (is the gradient of the loss 1?). All values
 that depend on other floats, or come from a kernel that PyTorch does not dispatch
 (Triton), are unknown and read back as zero. One exception: the `topk` of unknown
 scores returns random indices, so that a router chooses its experts evenly.
@@ -191,7 +192,8 @@ class IntegerTwins(TorchDispatchMode):
             copied = operator.name == "_to_copy" and (
                 self._is_read_back(tensor, args[0]) or is_float(tensor) and self._is_input(args[0])
             )
-            if follow or copied:
+            divided = operator.name == "div" and is_float(tensor) and self.twins.of(args[0]) is not None
+            if follow or copied or divided:
                 followed.append(index)
         if not followed or operator.name in _UNWRITTEN:
             return

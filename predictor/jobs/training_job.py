@@ -50,6 +50,9 @@ MOST_EVENTS = 1 << 21
 7 B model, whose simulation takes one or two seconds."""
 IMAGES = {Modality.IMAGE: 1, Modality.TEXT: 0, Modality.SPEECH: 0}
 """What ``images_per_sample`` must be, for models that do not take any number of images."""
+LINEAR_ATTENTION_NOTE = ("linear attention runs on PyTorch's operators, as in transformers without flash-linear-attention "
+                         "and causal-conv1d: with their kernels it takes other memory")
+"""For models such as Qwen3.5 (transformers 5.17, models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``)."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class Job:
             notes += (UNUSED_PARAMETERS_NOTE,)
         if self.workload.attn_implementation == "flash_attention_2":
             notes += ("flash-attn: assumed to allocate as its sources say (release 2.8), never measured",)
+        if any(".linear_attn." in parameter.name for parameter in self.formula.facts.parameters):
+            notes += (LINEAR_ATTENTION_NOTE,)
         if self.workload.offload:
             notes += (cast(Offloading, engine_of(self.formula, self._setup_at(self.workload.capacity))).host().note(),)
         notes += quantization.notes(self.workload, self.formula.facts, self.shape.batch * self.shape.sequence)

@@ -45,13 +45,29 @@ _QWEN = Parts(("*visual.patch_embed*", "*visual.blocks*"), ("*visual.merger*",),
               r"visual\.blocks", r"visual\.merger\..*")
 _QWEN3 = Parts((*_QWEN.towers, "*visual.pos_embed*"), (*_QWEN.projector, "*visual.deepstack_merger_list*"),
                _QWEN.language, _QWEN.layers, r"visual\.(?:merger|deepstack_merger_list\.\d+)\..*")
+_QWEN_OMNI = Parts((*_QWEN.towers, "*audio_tower*"), _QWEN.projector, ("model.*", "*lm_head*"),
+                   r"(?:visual\.blocks|audio_tower)", _QWEN.aligner)
+_GLM = Parts((*_QWEN.towers, "*visual.embeddings*", "*visual.post_*", "*visual.downsample*"), _QWEN.projector,
+             _QWEN.language, _QWEN.layers, _QWEN.aligner)
+_DEEPSEEK = Parts(("*vision_model*", "*high_res_vision_neck*", "*high_res_vision_proj*"), ("*aligner*",),
+                  _PLAIN.language, "vision_model", r"aligner\..*")
+_JANUS = Parts(("*vision_model*",), _DEEPSEEK.projector, _PLAIN.language, _DEEPSEEK.layers, _DEEPSEEK.aligner)
+_GEMMA4 = Parts((*_PLAIN.towers, "*audio_tower*"), ("*embed_vision*", "*embed_audio*"), _PLAIN.language,
+                r"(?:vision|audio)_tower", r"embed_(?:vision|audio)\..*")
+_MINICPM = Parts(_PLAIN.towers, ("model.merger*",), _PLAIN.language, _PLAIN.layers, r"model\.merger\..*")
+_PADDLE = Parts(("*visual*",), ("model.projector*",), _PLAIN.language, "visual", r"model\.projector\..*")
 _MLLAMA = Parts(("*vision_model*",), _PLAIN.projector, _PLAIN.language, "vision_model", _PLAIN.aligner)
 _AUDIO = Parts(("*audio_tower*",), _PLAIN.projector, _PLAIN.language, "audio_tower", _PLAIN.aligner)
 PARTS = {
-    **dict.fromkeys(("llava", "paligemma", "gemma3", "internvl", "mistral3"), _PLAIN),
+    **dict.fromkeys(("llava", "paligemma", "gemma3", "internvl", "mistral3", "aya_vision", "cohere2_vision", "lfm2_vl"),
+                    _PLAIN),
     **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), _TILES),
     **dict.fromkeys(("idefics3", "smolvlm"), _CONNECTOR), **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _QWEN),
-    "qwen3_vl": _QWEN3, "mllama": _MLLAMA, "qwen2_audio": _AUDIO,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+    "qwen2_5_omni_thinker": _QWEN_OMNI, **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _GLM),
+    "deepseek_vl": _JANUS, "deepseek_vl_hybrid": _DEEPSEEK, "janus": _JANUS, "gemma4": _GEMMA4,
+    "minicpmv4_6": _MINICPM, "paddleocr_vl": _PADDLE, **dict.fromkeys(("mllama", "llama4"), _MLLAMA),
+    "qwen2_audio": _AUDIO,
 }
 """``model_type`` -> the parts of its models."""
 

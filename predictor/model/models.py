@@ -139,6 +139,30 @@ def _read_config(path: Path) -> dict[str, Any]:
     config_numbers.check(document, str(path))
     if "quantization_config" in document:
         raise NotPredicted(f"{path}: quantization_config is not supported yet: remove it to predict the model in bf16")
+    return _as_loaded(document)
+
+
+TIED_BY_CLASS = ("internvl", "mistral3", "deepseek_vl", "deepseek_vl_hybrid", "janus", "got_ocr2", "lighton_ocr")
+"""``model_type`` of models whose class ties the head to the embedding if their configuration does not say (transformers
+5.17, their ``configuration_*.py``)."""
+UNTIED_BY_CLASS = ("llama", "mistral", "ministral3", "qwen2", "qwen3")
+"""``model_type`` of their language models whose class does not."""
+
+
+def _as_loaded(document: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of what ``from_pretrained`` loads and a trainer trains.
+
+    Of a model that also speaks that is the part that reads (``thinker_config``), which ms-swift and LLaMA-Factory train.
+    A head and an embedding that a checkpoint has both are not tied, whatever a newer class says (transformers 5.17,
+    modeling_utils.py, ``tie_weights``); the configuration of the language model tells.
+    """
+    thinker = document.get("thinker_config")
+    if isinstance(thinker, dict) and isinstance(thinker.get("model_type"), str):
+        document = {name: value for name, value in thinker.items() if name != "architectures"}
+    text = document.get("text_config")
+    if document["model_type"] in TIED_BY_CLASS and isinstance(text, dict) and "tie_word_embeddings" not in document:
+        tied = text.get("tie_word_embeddings", text.get("model_type") not in UNTIED_BY_CLASS)
+        document = {**document, "tie_word_embeddings": tied}
     return document
 
 

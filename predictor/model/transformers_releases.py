@@ -93,18 +93,27 @@ def image_features(model: Any, *, video: bool) -> Callable[..., Any] | None:
     (models/llava/modeling_llava.py). Until 4.49 it takes values of the configuration, and some models have none: there
     the vision tower gives as many tokens as it has patches that are not left out.
     """
-    method = getattr(model, "get_video_features" if video else "get_image_features", None)
-    if method is None:
+    name = "get_video_features" if video else "get_image_features"
+    methods = [getattr(part, name) for part in (model, getattr(model, "model", None)) if hasattr(part, name)]
+    if not methods:
         return _features_before_4_50(model)
-    configured = {name: getattr(model.config, name) for name, parameter in inspect.signature(method).parameters.items()
-                  if parameter.default is parameter.empty and hasattr(model.config, name)}
+    method = next((one for one in methods if not _passes_on(one)), methods[0])
+    configured = {name: getattr(part, name) for name, parameter in inspect.signature(method).parameters.items()
+                  for part in (getattr(model.config, "vision_config", None), model.config)
+                  if parameter.default is parameter.empty and hasattr(part, name)}
 
     @wraps(method)
     def features(**inputs: Any) -> Any:
         output = method(**inputs, **configured)
-        return getattr(output, "pooler_output", output)
+        pooled = getattr(output, "pooler_output", output)
+        return output.last_hidden_state if pooled is None else pooled  # Llama 4 projects them later
 
     return features
+
+
+def _passes_on(method: Callable[..., Any]) -> bool:
+    """Whether a method only passes its arguments on (5.17, models/minicpmv4_6/modeling_minicpmv4_6.py)."""
+    return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(method).parameters.values())
 
 
 def _features_before_4_50(model: Any) -> Callable[..., Any] | None:

@@ -41,7 +41,7 @@ def _onevision(config) -> dict[str, Any]:
 
 def _internvl(config) -> dict[str, Any]:
     height, width = config.vision_config.image_size
-    return {"size": {"height": height, "width": width}, "crop_to_patches": True}
+    return {"size": {"height": height, "width": width}}
 
 
 def _idefics3(config) -> dict[str, Any]:
@@ -50,9 +50,7 @@ def _idefics3(config) -> dict[str, Any]:
 
 
 def _pixtral(config) -> dict[str, Any]:
-    vision = config.vision_config
-    merged = vision.patch_size * getattr(config, "spatial_merge_size", 1)
-    return {"size": {"longest_edge": vision.image_size}, "patch_size": _square(merged)}
+    return {"size": {"longest_edge": config.vision_config.image_size}}
 
 
 def _mllama(config) -> dict[str, Any]:
@@ -62,11 +60,26 @@ def _mllama(config) -> dict[str, Any]:
 
 SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "qwen3_5": _qwen,
-    "qwen3_5_moe": _qwen, "glm4v": _qwen, "glm4v_moe": _qwen,
+    "qwen3_5_moe": _qwen, "qwen2_5_omni_thinker": _qwen, "glm4v": _qwen, "glm4v_moe": _qwen, "glm46v": _qwen,
     "llava_next": _tiles, "llava_next_video": _tiles, "llava_onevision": _onevision, "internvl": _internvl,
     "idefics3": _idefics3, "smolvlm": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "mllama": _mllama,
 }
 """``model_type`` -> a function that derives the image processor's settings from the model's configuration."""
+
+
+def _cropped(config) -> dict[str, Any]:
+    return {"crop_to_patches": True}
+
+
+def _merged_patches(config) -> dict[str, Any]:
+    return {"patch_size": _square(config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1))}
+
+
+CALLED_WITH: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "internvl": _cropped, "aya_vision": _cropped, "llava": _merged_patches, "mistral3": _merged_patches,
+}
+"""``model_type`` -> a function that derives the settings with which the model's processor calls its image processor,
+whatever ``preprocessor_config.json`` says (transformers 5.17, their ``processing_*.py``; LLaVA's with Pixtral's tower)."""
 VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen,
     "llava_next_video": lambda config: {"size": {"shortest_edge": config.vision_config.image_size},
@@ -75,7 +88,7 @@ VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 """``model_type`` -> a function that derives the video processor's settings from the model's configuration."""
 
 
-SHARED = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v"}
+SHARED = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "qwen2_5_omni_thinker": "qwen2_5_omni"}
 """``model_type`` that transformers' table of processors lacks -> the one whose processor its published models name in
 their ``preprocessor_config.json``."""
 
@@ -99,15 +112,17 @@ def processor(config: ModelConfig, hf_config):
     backends = names.get(tower if name == "llava" else SHARED.get(name, name)) or names.get(name) or {}
     if isinstance(backends, tuple):  # until 5.0 the slow class, which reads pictures with PIL, comes first
         backends = {"pil": backends[0]}
-    if not backends.get("pil"):
+    processor_class = backends.get("pil") or backends.get("torchvision")
+    if not processor_class:
         raise InputError(f"model {config.name}: transformers has no image processor for model_type {name}")
     if name not in SETTINGS and not config.preprocessor:
         raise InputError(f"model {config.name}: for model_type {name}, config.json does not say how images are "
                          "preprocessed: put the model's preprocessor_config.json beside it")
     settings = SETTINGS.get(name, lambda _: {})(hf_config)
     settings |= {key: value for key, value in config.preprocessor.items() if key != "video"}
+    settings |= CALLED_WITH.get(name, lambda _: {})(hf_config)
     try:
-        return _build(getattr(importlib.import_module("transformers"), backends["pil"]), settings)
+        return _build(getattr(importlib.import_module("transformers"), processor_class), settings)
     except ImportError as error:
         missing = error.name or "torchvision or pillow"
         raise InputError(f"model {config.name}: its image processor needs {missing}: "

@@ -51,6 +51,7 @@ EXPRESSIONS = {
     "resized": "resized(t.clone())",
     "floats from the host, compared": "[(h == 0).sum(), (h.to(torch.bfloat16)[1:] > 1).nonzero()]",
     "floats from the host, read back": "h[:, 1].cpu()",
+    "quotients of integers, compared": "(torch.arange(100, device=d).float() / 4 == 5).nonzero()",
     "floats from the host, by a mask": "h[(h == 0).any(-1)].shape",
 }
 

@@ -252,10 +252,36 @@ def test_settings_of_a_whole_processor_come_first(tmp_path):
 
 
 def test_settings_that_no_configuration_has_are_asked_for():
-    config = ModelConfig("other", ALL["qwen2_5_vl"] | {"model_type": "aya_vision"})
+    config = ModelConfig("other", ALL["qwen2_5_vl"] | {"model_type": "ovis2"})
     hf_config = parser.build_plain(ModelConfig("qwen", ALL["qwen2_5_vl"]), "sdpa").config
     with pytest.raises(InputError, match="put the model's preprocessor_config.json beside it"):
         image_inputs.processor(config, hf_config)
+
+
+def test_pictures_are_cut_as_the_model_s_processor_asks_whatever_the_file_says(tmp_path):
+    """Files of InternVL say that it does not cut pictures, and its processor calls the image processor so that it does."""
+    known = models.find("internvl3-1b")
+    (tmp_path / "config.json").write_text(json.dumps(known.document))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"crop_to_patches": False}))
+    config = models.find(str(tmp_path))
+    tiles = 2 * 3 + 1  # and a small one of the whole picture
+    assert Inputs(config, parser.build_plain(config, "sdpa"), ((896, 1344),)).tokens_per_image == tiles * 256
+
+
+@pytest.mark.parametrize(("changes", "tied"), [
+    ({}, False), ({"text_config": {"model_type": "mistral", "tie_word_embeddings": True}}, True),
+    ({"text_config": {"model_type": "gemma"}}, True), ({"tie_word_embeddings": True}, True)])
+def test_a_head_is_tied_as_the_language_model_s_configuration_says(tmp_path, changes, tied):
+    document = {"model_type": "mistral3", "text_config": {"model_type": "mistral"}, "vision_config": {}} | changes
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert models.find(str(tmp_path)).document["tie_word_embeddings"] is tied
+
+
+def test_of_a_model_that_also_speaks_the_part_that_reads_trains(tmp_path):
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": {"hidden_size": 8}}
+    document = {"model_type": "qwen2_5_omni", "thinker_config": thinker | {"architectures": ["Older"]}, "talker_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    assert models.find(str(tmp_path)).document == thinker
 
 
 def test_a_processor_s_settings_are_its_own():

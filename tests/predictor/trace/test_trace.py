@@ -109,6 +109,12 @@ def test_index_values_are_real_and_views_share_them():
         assert ids.to("cpu").tolist() == [[10, 11, 12], [3, 4, 5]]
 
 
+def test_quotients_of_integers_are_known():
+    with Tracer(lambda: ("", False)):
+        quotients = torch.arange(100, device="meta").float() / 4
+        assert (quotients == 5).nonzero().tolist() == [[20]]
+
+
 def test_a_float_reads_as_zero():
     with Tracer(lambda: ("", False)):
         assert torch.ones(3, device="meta").sum().item() == 0.0
