@@ -194,16 +194,18 @@ def _adapters(model: Any) -> dict[str, Any]:
     adapter_type = getattr(config.peft_type, "value", config.peft_type)
     if adapter_type != "LORA":
         raise InputError(f"the model has peft adapters of type {adapter_type}: only LORA is predicted")
-    for name in ("rank_pattern", "layers_to_transform", "layer_replication", "target_parameters", "use_qalora"):
+    for name in ("rank_pattern", "layers_to_transform", "layer_replication", "use_qalora"):
         if getattr(config, name, None):
             raise InputError(f"peft's {name} is not predicted yet: leave it out, or use peakcast learn")
     targets, saved = config.target_modules, config.modules_to_save
+    parameters = getattr(config, "target_parameters", None)
     wide = {str(p.dtype) for name, p in model.named_parameters() if lora.ADAPTERS in name} == {"torch.float32"}
     return {"lora": {
         "r": config.r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout, "bias": config.bias,
         "target_modules": targets if isinstance(targets, str) else sorted(targets),
         "modules_to_save": sorted(saved) if saved else None, "use_rslora": bool(config.use_rslora),
-        "use_dora": bool(config.use_dora), "autocast_adapter_dtype": wide}}
+        "use_dora": bool(config.use_dora), "autocast_adapter_dtype": wide}
+        | ({"target_parameters": sorted(parameters)} if parameters else {})}
 
 
 def _quantization(base: Any) -> dict[str, Any]:

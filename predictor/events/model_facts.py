@@ -12,7 +12,7 @@ MODALITIES = {
     "high_res_vision_model": "vision_tower", "high_res_vision_neck": "vision_tower", "high_res_vision_proj": "vision_tower",
     "audio_tower": "audio_tower",
     "multi_modal_projector": "projector", "connector": "projector", "merger": "projector", "aligner": "projector",
-    "projector": "projector", "embed_vision": "projector", "embed_audio": "projector",
+    "projector": "projector", "visual_embeddings_table": "projector", "embed_vision": "projector", "embed_audio": "projector",
     "deepstack_merger_list": "projector", "image_newline": "projector",
     "language_model": "language_model", "text_model": "language_model",
     "lm_head": "head",

@@ -102,6 +102,8 @@ class Key:
         for entry in fields(self):
             if entry.name != "tracer" and document[entry.name] == entry.default:
                 del document[entry.name]
+        if self.lora is not None and not self.lora.target_parameters:  # older keys are without
+            del document["lora"]["target_parameters"]
         return json.loads(json.dumps(document))
 
     def filename(self) -> str:

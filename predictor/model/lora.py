@@ -30,6 +30,7 @@ class Adapters:
         dtype: dtype of the adapters in a step: ``fp32``, or ``bf16`` as the weights (as the compute dtype of 4-bit
             weights).
         peft: version of peft.
+        target_parameters: ends of the paths of parameters that get adapters themselves, such as those of experts.
     """
 
     r: int
@@ -40,6 +41,7 @@ class Adapters:
     bias: Literal["none", "all", "lora_only"]
     dtype: str
     peft: str
+    target_parameters: tuple[str, ...] = ()
 
 
 def adapters(workload: Workload) -> Adapters | None:
@@ -58,7 +60,8 @@ def adapters(workload: Workload) -> Adapters | None:
     return Adapters(
         r=lora["r"], target_modules=lora["target_modules"], dropout=lora["lora_dropout"] > 0,
         modules_to_save=lora["modules_to_save"], use_dora=lora["use_dora"], bias=lora["bias"],
-        dtype="fp32" if wide else workload.dtype, peft=workload.versions.get("peft", PINNED_PEFT))
+        dtype="fp32" if wide else workload.dtype, peft=workload.versions.get("peft", PINNED_PEFT),
+        target_parameters=lora.get("target_parameters") or ())
 
 
 def inject(model, settings: Adapters, device: str = "meta"):
@@ -81,6 +84,7 @@ def inject(model, settings: Adapters, device: str = "meta"):
     quiet()
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
     from transformers.pytorch_utils import Conv1D
 
     targets = settings.target_modules or _of_language_model(model)
@@ -89,6 +93,7 @@ def inject(model, settings: Adapters, device: str = "meta"):
     config = LoraConfig(
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         r=settings.r, target_modules=targets if isinstance(targets, str) else list(targets),
+        target_parameters=list(settings.target_parameters) or None,
         lora_dropout=0.1 if settings.dropout else 0.0, bias=settings.bias, use_dora=settings.use_dora,
         modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None)
     try:
@@ -99,10 +104,11 @@ def inject(model, settings: Adapters, device: str = "meta"):
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     for name, layer in layers:
         base = layer.get_base_layer()
-        if not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
-            raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: "
-                             "only adapters of linear layers and embeddings are supported yet")
-        dtype = getattr(base, "compute_dtype", base.weight.dtype)
+        of_experts = isinstance(layer, ParamWrapper)
+        if not of_experts and not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
+            raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: only adapters of linear "
+                             "layers, embeddings and experts are supported yet")
+        dtype = layer.get_param().dtype if of_experts else getattr(base, "compute_dtype", base.weight.dtype)
         if settings.dtype != "fp32" and dtype.is_floating_point:  # on meta, peft leaves them in fp32
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector,
                          layer.lora_embedding_A, layer.lora_embedding_B):

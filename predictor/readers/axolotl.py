@@ -24,7 +24,7 @@ MOST_SIDE = 16_384
 """Limit on the height and the width of pictures, in pixels."""
 MULTIPLE = 64
 """Default of ``pad_to_multiple_of``, in tokens."""
-LORA = trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save")
+LORA = trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "lora_target_parameters")
 LOADED = ("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText", "ForVision2Seq", "LMHeadModel")
 """Endings of the names of transformers' classes with a next-token head."""
 

@@ -51,7 +51,7 @@ ARGUMENTS = {
     "lora_dropout": for_rules(Number(), 0.0, "lora.lora_dropout"),
     "lora_target_linear": for_rules(FLAG),
     "lora_target_modules": for_rules(Any_()),
-    "lora_modules_to_save": for_rules(Words()),
+    "lora_modules_to_save": for_rules(Words()), "lora_target_parameters": for_rules(Words()),
     "peft_use_dora": for_rules(FLAG, False),
     "peft_use_rslora": for_rules(FLAG, False),
     "peft_autocast_adapter_dtype": for_rules(FLAG),
@@ -108,7 +108,7 @@ ARGUMENTS = {
     "image_size": for_rules(Any_()),
     **dict.fromkeys(("rl", "reward_model", "process_reward_model"), refused(
         "supervised training with next-token loss is predicted")),
-    **dict.fromkeys(("relora", "gptq", "qat", "fp8", "layer_offloading", "lisa_n_layers", "lora_target_parameters",
+    **dict.fromkeys(("relora", "gptq", "qat", "fp8", "layer_offloading", "lisa_n_layers",
                      "peft_layers_to_transform", "lora_rank_pattern", "deepcompile", "quantize_moe_experts",
                      "peft_layer_replication", "lora_on_cpu", "use_onebitllms", "use_pose", "lora_exclude_modules",
                      "peft_trainable_token_indices", "peft_ensure_weight_tying", "peft", "flash_optimum", "use_ray",

@@ -42,7 +42,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     "freeze_aligner": for_rules(FLAG, True),
     "target_modules": for_rules(Words(), ("all-linear",)),
     "target_regex": for_rules(TEXT),
-    "modules_to_save": for_rules(Words(), ()),
+    "modules_to_save": for_rules(Words(), ()), "target_parameters": for_rules(Words()),
     "lora_rank": for_rules(Whole(1, 65_536), 8, "lora.r"),
     "lora_alpha": for_rules(Number(), 32, "lora.lora_alpha"),
     "lora_dropout": for_rules(Number(), 0.05, "lora.lora_dropout"),
@@ -83,7 +83,7 @@ ARGUMENTS = hf.ARGUMENTS | hf.OLDER | {
     **dict.fromkeys(("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters",
                      "trainable_parameters_regex"), refused("give frozen and trainable of the workload", (
                          None, "", (), 0, 0.0, "0", "0.0", "[]"))),
-    **dict.fromkeys(("target_parameters", "use_galore", "lisa_activated_layers", "optimizer", "zero_hpz_partition_size",
+    **dict.fromkeys(("use_galore", "lisa_activated_layers", "optimizer", "zero_hpz_partition_size",
                      "deepspeed_autotp_size", "loss_type", "use_swift_lora", "use_ray",
                      "use_flash_ckpt"), refused(_LATER, (
                          None, "", False, 0, "0", "false", "False", ()))),
@@ -214,7 +214,7 @@ def _adapters(reading: Reading, name: str) -> None:
         trains = (not reading[key] for key in ("freeze_vit", "freeze_aligner", "freeze_llm"))
         targets = trainer.parts_with_adapters(name, *trains)
     by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
-    trainer.lora(reading, trainer.LoraKeys("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save"),
+    trainer.lora(reading, trainer.LoraKeys("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save", "target_parameters"),
                  targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = reading["lora_dtype"] == "fp32"

@@ -207,17 +207,20 @@ class LoraKeys:
     Attributes:
         alpha: a key, or the number if the framework derives it from other keys.
         extra: key with further modules to train, if the framework has one.
+        parameters: key with parameters that get adapters, if the framework has one.
     """
 
     r: str
     alpha: str | float
     dropout: str
     extra: str = ""
+    parameters: str = ""
 
     @property
     def names(self) -> list[str]:
         """The framework's keys."""
-        return [key for key in (self.r, self.alpha, self.dropout, self.extra) if isinstance(key, str) and key]
+        keys = (self.r, self.alpha, self.dropout, self.extra, self.parameters)
+        return [key for key in keys if isinstance(key, str) and key]
 
 
 def lora(reading: Reading, keys: LoraKeys, *, targets: Any, by: tuple[str, ...], bias: str = "none") -> None:
@@ -230,6 +233,8 @@ def lora(reading: Reading, keys: LoraKeys, *, targets: Any, by: tuple[str, ...],
             targets[0] if tuple(targets) == ("all-linear",) else list(targets)
     if keys.extra and reading[keys.extra]:
         settings["modules_to_save"] = list(reading[keys.extra])
+    if keys.parameters and reading[keys.parameters]:
+        settings["target_parameters"] = list(reading[keys.parameters])
     settings |= {flag: True for flag in ("use_rslora", "use_dora") if flag in reading.form.fields and reading[flag]}
     settings |= {"bias": bias} if bias != "none" else {}
     reading.put("recipe", "lora", *by)

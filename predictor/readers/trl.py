@@ -48,7 +48,7 @@ MODEL = {
     "lora_alpha": for_rules(Number(), 32, "lora.lora_alpha"),
     "lora_dropout": for_rules(Number(), 0.05, "lora.lora_dropout"),
     "lora_target_modules": for_rules(Words(), option="lora.target_modules"),
-    "lora_target_parameters": refused("adapters of parameters are not predicted"),
+    "lora_target_parameters": for_rules(Words()),
     "lora_modules_to_save": for_rules(Words()),
     "use_rslora": for_rules(FLAG, False),
     "use_dora": for_rules(FLAG, False),
@@ -145,7 +145,8 @@ def _trained(reading: Reading, name: str) -> None:
     if not reading["use_peft"]:
         reading.put("recipe", "full", because="every parameter trains")
         return
-    trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save"),
+    trainer.lora(reading, trainer.LoraKeys("lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save",
+                                            "lora_target_parameters"),
                  targets=hf.targets(reading, name), by=("use_peft", "lora_target_modules"))
     if hub.parts(name):
         trainer.freeze_projector(reading, name, "use_peft")

@@ -114,6 +114,11 @@ FEATURES: dict[str, Line] = {
          "engine": ("torch", "ddp", "deepspeed"), "offload": (None,), "gradient_checkpointing": (False,),
          "tensor_parallel_size": (1,)},
         (TRUTH.format("code_models") + MEASURED,)),
+    "lora target_parameters": Line(
+        lambda k: (k["lora"] or {}).get("target_parameters"),
+        {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "quantization": (None,), "offload": (None,),
+         "dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"), "tensor_parallel_size": (1,)},
+        (TRUTH.format("lora") + "::test_adapters_of_experts_are_predicted",)),
     "offload": Line(
         lambda k: k["offload"], BF16,
         (TRUTH.format("offload") + "::test_a_job_needs_what_is_predicted",

@@ -10,6 +10,7 @@ from predictor.jobs import dispatch, survival
 from tests.calibrate.small_jobs import measured_and_predicted, needs_emulator, workload
 from tests.calibrate.trainer import SCALARS_BYTES, ZERO2_CONFIG, train
 from tests.predictor.small import small_config
+from tests.predictor.small_models import EXPERTS
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
@@ -30,6 +31,23 @@ def test_a_measured_job_is_predicted(tmp_path, changes):
     record, run, simulation = measured_and_predicted(asked)
     assert 0 <= record.peak("requested_bytes").bytes - run.peak < SCALARS_BYTES
     assert 0 <= record.peak("reserved_bytes").bytes - simulation.peak_reserved_bytes <= survival.PAGE_BYTES
+
+
+@pytest.mark.parametrize("keys", [
+    {"gradient_accumulation_steps": 2},
+    {"engine": "ddp", "data_parallel_size": 2, "gradient_checkpointing": False},
+    {"zero_stage": 1, "data_parallel_size": 2, "rank": 1},
+    {**ZERO2, "optim": "adamw_torch"},
+    {"mixed_precision": "bf16"},
+    {"dtype": "fp32", "mixed_precision": "bf16", "gradient_checkpointing": False},
+], ids=["torch", "ddp", "zero1", "zero2", "autocast", "autocast over fp32"])
+def test_adapters_of_experts_are_predicted(tmp_path, keys):
+    (tmp_path / "experts.json").write_text(json.dumps(EXPERTS))
+    lora = {"r": 4, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+    asked = workload(tmp_path, model=str(tmp_path / "experts.json"), gpu="h100-80gb", profile="none", lora=lora, sequence_length=65, **keys)
+    record, run, simulation = measured_and_predicted(asked)
+    assert record.peak("requested_bytes").bytes == run.peak
+    assert record.peak("reserved_bytes").bytes == simulation.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "modules_to_save": ["lm_head"]}], ids=["whole", "trained-copy"])

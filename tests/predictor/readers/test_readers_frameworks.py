@@ -192,6 +192,12 @@ def test_adapters_of_a_checkpoint_are_named(read, keys, key):
     assert any(key in note and "adapter_config.json" in note for note in source.not_modelled)
 
 
+@pytest.mark.parametrize(("keys", "key"), [(LORA, "lora_target_parameters"), (SWIFT, "target_parameters")])
+def test_adapters_of_experts_are_read(read, keys, key):
+    values, _ = read(keys | {key: ["mlp.experts.down_proj"]})
+    assert values["lora"]["target_parameters"] == ["mlp.experts.down_proj"]
+
+
 @pytest.mark.parametrize("name", ["axolotl", "swift"])
 def test_a_key_that_is_read_is_in_no_list_of_those_without_effect(name):
     names = json.loads((Path(readers.__file__).parent / "names.json").read_text())[name]
