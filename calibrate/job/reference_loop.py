@@ -21,7 +21,7 @@ from predictor.events.events import Moment
 from predictor.jobs import training_job
 from predictor.model import code_models, lora, parser, quantization, tensor_parallel
 from predictor.model.request import Request, shape_of
-from predictor.trace import autocast, liger, trace
+from predictor.trace import autocast, liger, smoothed_loss, trace
 from predictor.trace.inputs import inputs_of
 from predictor.workload.workload import Workload
 
@@ -131,6 +131,8 @@ def build_model(workload: Workload):
         autocast.prepare(model, workload.mixed_precision, "cuda")
     if workload.loss == "trl_sft":
         trl_loss.add_trainer(model)
+    elif workload.loss == smoothed_loss.LABEL_SMOOTHING:
+        smoothed_loss.apply(model)
     return checkpointed(model, workload)
 
 

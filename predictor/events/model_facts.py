@@ -9,10 +9,10 @@ from functools import cached_property, lru_cache
 
 MODALITIES = {
     "vision_tower": "vision_tower", "vision_model": "vision_tower", "visual": "vision_tower",
-    "high_res_vision_model": "vision_tower", "high_res_vision_neck": "vision_tower", "high_res_vision_proj": "vision_tower",
+    **dict.fromkeys(("high_res_vision_model", "high_res_vision_neck", "high_res_vision_proj"), "vision_tower"),
     "audio_tower": "audio_tower",
     "multi_modal_projector": "projector", "connector": "projector", "merger": "projector", "aligner": "projector",
-    "projector": "projector", "visual_embeddings_table": "projector", "embed_vision": "projector", "embed_audio": "projector",
+    **dict.fromkeys(("projector", "visual_embeddings_table", "embed_vision", "embed_audio"), "projector"),
     "deepstack_merger_list": "projector", "image_newline": "projector",
     "language_model": "language_model", "text_model": "language_model",
     "lm_head": "head",

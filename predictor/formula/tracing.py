@@ -134,7 +134,7 @@ class _Traced:
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
     from predictor.model import autotp, lora, parser, transformers_releases
-    from predictor.trace import autocast, trl_loss
+    from predictor.trace import autocast, smoothed_loss, trl_loss
     from predictor.trace.inputs import inputs_of
 
     transformers_releases.import_for_forward()
@@ -146,12 +146,14 @@ def _prepared(config: ModelConfig, key: Key) -> _Traced:
                          patterns=parser.Patterns(key.trainable, key.frozen), lora=key.lora, dtype=key.dtype,
                          quantization=key.quantization)
     _refuse_recurrent(config, model, "inference" if key.generation else "training")
-    if key.loss:
+    if key.loss == trl_loss.TRL_SFT:
         trl_loss.add_head(model)
     if key.mixed_precision != "none":
         autocast.prepare(model, key.mixed_precision)
-    if key.loss:
+    if key.loss == trl_loss.TRL_SFT:
         trl_loss.add_trainer(model)
+    elif key.loss == smoothed_loss.LABEL_SMOOTHING:
+        smoothed_loss.apply(model)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)

@@ -26,7 +26,7 @@ NOT_PREDICTED = {
                     refused(f"it turns torch_compile on: {_COMPILED}")),
     "full_determinism": refused(f"other workspaces of cuBLAS, and deterministic kernels: {_LEARN}", value_type=FLAG),
     "ddp_backend": refused("the buffers of NCCL are predicted: leave it out", (None, "", "nccl")),
-    "label_smoothing_factor": refused(f"the Trainer's own loss keeps copies of all logits: {_LEARN}",
+    "label_smoothing_factor": refused(f"with this trainer its copies of all logits are not predicted: {_LEARN}",
                                       value_type=Number()),
     "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
     "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
@@ -138,6 +138,8 @@ def rules(reading: Reading) -> None:
     if "dtype" not in reading.workload:
         weight_dtype.precision(reading, reading["torch_dtype"], "torch_dtype")
     trainer.together(reading)
+    if reading["label_smoothing_factor"]:
+        reading.put("loss", "label_smoothing", "label_smoothing_factor")
     trainer.evaluation(reading, "eval_strategy", trainer.asks_for_evaluation(
         reading["eval_strategy"], reading["do_eval"], reading["eval_on_start"]))
 
@@ -186,7 +188,8 @@ OWN: Mapping[str, Own] = {
     "mixed_precision": own_keys.half,
 }
 FORMAT = Format(
-    "transformers", f"transformers {RELEASE}", ARGUMENTS | SCRIPT | PEFT,
+    "transformers", f"transformers {RELEASE}", ARGUMENTS | SCRIPT | PEFT | {
+        "label_smoothing_factor": for_rules(Number(), 0.0)},
     frozenset(("per_device_train_batch_size", "gradient_checkpointing", "output_dir", "num_train_epochs",
                "learning_rate", "logging_steps", "bf16", "optim", "max_steps")),
     rules, RENAMED | SCRIPT_RENAMED, shares=("script",), open=True, own=OWN,

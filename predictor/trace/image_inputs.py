@@ -58,11 +58,22 @@ def _mllama(config) -> dict[str, Any]:
     return {"size": _square(vision.image_size), "max_image_tiles": vision.max_num_tiles}
 
 
+def _gemma4(config) -> dict[str, Any]:
+    vision = config.vision_config
+    return {"patch_size": vision.patch_size, "pooling_kernel_size": vision.pooling_kernel_size,
+            "max_soft_tokens": config.vision_soft_tokens_per_image}
+
+
+def _of_tower(config) -> dict[str, Any]:
+    return {"size": _square(config.vision_config.image_size)}
+
+
 SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen, "qwen3_5": _qwen,
     "qwen3_5_moe": _qwen, "qwen2_5_omni_thinker": _qwen, "glm4v": _qwen, "glm4v_moe": _qwen, "glm46v": _qwen,
     "llava_next": _tiles, "llava_next_video": _tiles, "llava_onevision": _onevision, "internvl": _internvl,
     "idefics3": _idefics3, "smolvlm": _idefics3, "llava": _pixtral, "mistral3": _pixtral, "mllama": _mllama,
+    "gemma4": _gemma4, **dict.fromkeys(("aya_vision", "deepseek_vl", "janus", "llama4"), _of_tower),
 }
 """``model_type`` -> a function that derives the image processor's settings from the model's configuration."""
 

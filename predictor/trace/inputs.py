@@ -19,6 +19,7 @@ from predictor.model.code_models import CodeInputs, CodeModel, layout
 from predictor.model.model_config import Modality, ModelConfig
 from predictor.trace import audio_inputs, image_inputs
 from predictor.trace.trace import call_on_meta
+from predictor.trace.trl_loss import TRL_SFT
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -163,7 +164,7 @@ class Inputs:
             images_and_tiles = pixels["pixel_values"].shape[1:3]
             batch["cross_attention_mask"] = torch.ones(shape.batch, shape.sequence, *images_and_tiles,
                                                        dtype=torch.int64)
-        if loss:  # processors make pictures of fp32, which no loop of TRL's casts
+        if loss == TRL_SFT:  # processors make pictures of fp32, which no loop of TRL's casts
             return _collated(batch, padding) | {
                 name: values.float() if values.is_floating_point() else values for name, values in pixels.items()}
         return _padded(batch, padding) | pixels

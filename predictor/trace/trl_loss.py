@@ -15,6 +15,7 @@ import torch
 
 from predictor.trace.autocast import STAND_IN
 
+TRL_SFT = "trl_sft"
 WORDS = 32_768
 """Columns of a tile (trainer/utils.py, ``_CHUNKED_LOGPROB_CHUNK_SIZE``)."""
 _LIBRARY = torch.library.Library("trl", "DEF")

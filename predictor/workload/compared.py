@@ -137,6 +137,12 @@ FEATURES: dict[str, Line] = {
          "gradient_checkpointing_kwargs.offload": (None, False), "keep_outputs": ("none",),
          "zero_grad": ("after_step",)},
         (TRUTH.format("trl") + "::test_a_command_of_trl_needs_what_it_is_read_as",)),
+    "loss label_smoothing": Line(
+        lambda k: k["loss"] == "label_smoothing",
+        {"mode": ("training",), "engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
+         "quantization": (None,), "tensor_parallel_size": (1,), "use_liger_kernel": (False,), "keep_outputs": ("none",),
+         "per_device_eval_batch_size": (None,)},
+        (TRUTH.format("smoothed_loss") + MEASURED,)),
     "flash_attention_2": Line(
         lambda k: k["attn_implementation"] == "flash_attention_2",
         {"dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16")},

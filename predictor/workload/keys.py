@@ -307,8 +307,9 @@ class Keys:
         Patterns(), (), "compute", "module paths, such as *language_model*: only their layers are recomputed")
     use_liger_kernel: bool = key(Flag(), False, "compute", "Liger's RMSNorm, SwiGLU, rotary embedding and fused linear "
                                  "cross entropy, as the Trainer applies them")
-    loss: str = key(Choice(("model", "trl_sft")), "model", "compute", "trl_sft: as TRL's SFTTrainer computes it since "
-                    "release 1.16: log-probabilities of the labels in tiles, without logits of all tokens")
+    loss: str = key(Choice(("model", "trl_sft", "label_smoothing")), "model", "compute", "trl_sft: as TRL's SFTTrainer "
+                    "computes it since release 1.16: log-probabilities of the labels in tiles, without logits of all "
+                    "tokens; label_smoothing: as the Trainer's label_smoothing_factor has it")
     torch_compile: None = key(NotYetSupported("compiled models allocate differently; leave it out"), None, "compute",
                               "not predicted yet")
 

@@ -92,9 +92,9 @@ class LoraTable(Table):
 DEFAULTS = FrozenMap({
     "r": 8, "lora_alpha": 8.0, "target_modules": None, "lora_dropout": 0.0, "modules_to_save": None,
     "use_rslora": False, "use_dora": False, "bias": "none", "autocast_adapter_dtype": True})
-"""Adapters of a module's own parameters, such as a layer's experts, have no default: ``target_parameters`` is there only
-where it is given."""
+"""``target_parameters``, for adapters of a module's own parameters such as experts, is there only where it is given."""
 VALUE_TYPE = LoraTable({
-    "r": Whole(1, 65_536), "lora_alpha": Number(), "target_modules": Names(pattern=True), "lora_dropout": Share(),
-    "target_parameters": Names(pattern=False), "modules_to_save": Names(pattern=False), "use_rslora": Flag(), "use_dora": Flag(),
+    "r": Whole(1, 65_536), "lora_alpha": Number(), "target_modules": Names(pattern=True),
+    "target_parameters": Names(pattern=False), "lora_dropout": Share(), "modules_to_save": Names(pattern=False),
+    "use_rslora": Flag(), "use_dora": Flag(),
     "bias": Choice(("none", "all", "lora_only")), "autocast_adapter_dtype": Flag()}, DEFAULTS)

@@ -74,3 +74,44 @@ MEDIA = {
 """Models of sound and video."""
 EXPERTS = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4,
            "num_experts_per_tok": 2} | LLAMA
+
+
+def _layers(*kinds: str) -> dict:
+    return {"num_hidden_layers": len(kinds), "layer_types": list(kinds)}
+
+
+LATER = {
+    "gemma4": {
+        "model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "image_token_id": 319, "video_token_id": 318,
+        "audio_token_id": 317, "vision_soft_tokens_per_image": 70, "tie_word_embeddings": True,
+        "text_config": LLAMA | {"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 16,
+                                "vocab_size_per_layer_input": 320, "num_kv_shared_layers": 2, "sliding_window": 32}
+        | _layers("sliding_attention", "full_attention", "sliding_attention", "full_attention"),
+        "vision_config": {"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+                          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 16, "pooling_kernel_size": 3}},
+    "llama4": {
+        "model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"], "image_token_index": 319, "boi_token_index": 318,
+        "eoi_token_index": 317,
+        "text_config": LLAMA | {"model_type": "llama4_text", "head_dim": 16, "intermediate_size_mlp": 112, "num_local_experts": 4},
+        "vision_config": {"model_type": "llama4_vision_model", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2,
+                          "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "vision_output_dim": 64, "projector_input_dim": 64,
+                          "projector_output_dim": 64}},
+    "qwen3_5": {
+        "model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 319, "video_token_id": 318,
+        "vision_start_token_id": 317, "vision_end_token_id": 316,
+        "text_config": LLAMA | {"model_type": "qwen3_5_text", "head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+                                "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+                                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                                                    "mrope_section": [2, 1, 1]}}
+        | _layers("linear_attention", "full_attention"),
+        "vision_config": {"model_type": "qwen3_5_vision", "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64,
+                          "out_hidden_size": 64, "patch_size": 16, "num_position_embeddings": 256}},
+    "janus": {
+        "model_type": "janus", "architectures": ["JanusForConditionalGeneration"], "image_token_id": 319, "tie_word_embeddings": False,
+        "text_config": LLAMA | {"model_type": "llama"},
+        "vision_config": {"model_type": "janus_vision_model", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                          "image_size": 56, "patch_size": 14, "projection_dim": 64, "num_image_tokens": 16},
+        "vq_config": {"model_type": "janus_vqgan", "base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "latent_channels": 32,
+                      "num_embeddings": 64, "num_patches": 4, "projection_dim": 64, "image_token_embed_dim": 64}},
+}
+"""Models of 2025 and 2026 whose code takes other ways than that of older ones."""

@@ -11,7 +11,7 @@ import pytest
 from calibrate.measure.measure import measure
 from predictor.workload.workload import Workload
 from tests.calibrate.small_jobs import ROOT, needs_emulator
-from tests.predictor.small_models import ALL
+from tests.predictor.small_models import ALL, LATER
 
 pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
 
@@ -32,12 +32,16 @@ JOBS = [
     ("idefics3", {"sequence_length": 131, "image_size": "40,56x28", "per_device_train_batch_size": 2}),
     ("pixtral", {"sequence_length": 99, "image_size": "40x28,56", "per_device_train_batch_size": 2}),
     ("gemma3", {"sequence_length": 99, "per_device_train_batch_size": 2, "recipe": "pretrain"}),
+    ("gemma4", {"sequence_length": 131, "per_device_train_batch_size": 2, "image_size": "200x500"}),
+    ("llama4", {"sequence_length": 131, "per_device_train_batch_size": 2, "image_size": "56x112", "recipe": "full"}),
+    ("qwen3_5", {"sequence_length": 131, "per_device_train_batch_size": 2, "image_size": "64x128", "recipe": "full"}),
+    ("janus", {"sequence_length": 99, "per_device_train_batch_size": 2, "image_size": 56, "recipe": "lora"}),
 ]
 
 
 @pytest.mark.parametrize("name, keys", JOBS)
 def test_a_model_is_predicted(tmp_path, name, keys):
-    (tmp_path / "config.json").write_text(json.dumps(ALL[name]))
+    (tmp_path / "config.json").write_text(json.dumps((ALL | LATER)[name]))
     asked = Workload(model=str(tmp_path), gpu="h100-80gb", profile="none", **keys)
     record = measure(asked)
     (tmp_path / "job.json").write_text(json.dumps(asked.resolved()))
