@@ -92,7 +92,10 @@ def run(workload: Workload, rank: int, enter: Callable[[Moment, int], None],
 def placed(model, workload: Workload, built: Callable[[Any], None] | None):
     """The model where its engine expects it: on the GPU, on the CPU, on meta, or loaded again in quantised form."""
     if workload.quantization:
-        model = checkpointed(quantized.load_to_train(workload), workload)
+        model = quantized.load_to_train(workload)
+        if workload.mixed_precision != "none":
+            autocast.prepare(model, workload.mixed_precision, "cuda")
+        model = checkpointed(model, workload)
         if built:
             built(model)
     elif workload.autotp or workload.engine == "fsdp1":  # they move each part from the CPU to the GPU themselves

@@ -149,7 +149,8 @@ def _backend(workload: Workload, gpu: Gpu) -> str:
     if workload.sdpa_backend != "auto":
         return workload.sdpa_backend
     packed = quantization.quantized(workload)
-    if workload.computes_in == "fp32" or (packed and packed.in_fp32) or gpu.compute_capability < gpus.AMPERE:
+    wide = packed and packed.in_fp32 and workload.mixed_precision == "none"  # autocast narrows what attention gets
+    if workload.computes_in == "fp32" or wide or gpu.compute_capability < gpus.AMPERE:
         return "efficient"
     cudnn_first = torch_has("cudnn_attention_first", workload.versions["torch"])
     return "cudnn" if cudnn_first and gpu.compute_capability[0] in (9, 10) else "flash"

@@ -98,6 +98,7 @@ def on_meta(model) -> Iterator[None]:
     try:
         with ExitStack() as stack:
             stack.enter_context(_replaced(torch, "clear_autocast_cache", _cached.clear))
+            stack.enter_context(_replaced(torch, "is_autocast_enabled", _asked(torch.is_autocast_enabled)))
             for module in {sys.modules[type(part).__module__] for part in model.modules()}:
                 if hasattr(module, "maybe_autocast"):  # transformers switches autocast off for some sums with it
                     stack.enter_context(_replaced(module, "maybe_autocast", _maybe(module.maybe_autocast)))
@@ -115,6 +116,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+def _asked(original: Callable) -> Callable:
+    """``torch.is_autocast_enabled``, which asks for CUDA where no device is named (peft 0.21, tuners/lora/bnb.py)."""
+    return lambda device_type="cuda": original(STAND_IN if device_type == "cuda" else device_type)
 
 
 def _maybe(original: Callable) -> Callable:

@@ -101,7 +101,7 @@ FEATURES: dict[str, Line] = {
     "quantization": Line(
         lambda k: k["quantization"] is not None,
         {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "offload": (None,),
-         "mixed_precision": ("none",), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
+         "mixed_precision": ("none", "bf16"), "attn_implementation": ("sdpa", "eager", "flash_attention_2"),
          "padding": ("none", "right", "packed"), "use_liger_kernel": (False,), "gradient_checkpointing_modules": ((),),
          "gradient_checkpointing_kwargs": (FrozenMap({"use_reentrant": False}), FrozenMap({"use_reentrant": True}))},
         (TRUTH.format("quantization") + MEASURED,

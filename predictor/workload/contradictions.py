@@ -188,7 +188,8 @@ def _trains_quantized(draft: Draft) -> bool:
 
 def _in_fp32(draft: Draft) -> bool:
     """True if attention runs in fp32, because peft prepared the quantized model."""
-    return _trains_quantized(draft) and draft["quantization"]["prepare"] == "peft" and draft["engine"] != "deepspeed"
+    return (_trains_quantized(draft) and draft["quantization"]["prepare"] == "peft" and draft["engine"] != "deepspeed"
+            and draft["mixed_precision"] == "none")
 
 
 def _too_high_rank(draft: Draft) -> bool:
