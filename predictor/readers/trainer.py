@@ -138,7 +138,7 @@ def together(reading: Reading) -> None:
     """Replaces combinations that were not compared by the nearest that was, and adds a note about it."""
     workload = reading.workload
     narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
-    if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
+    if not narrow and not workload.get("mixed_precision") and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
         change(reading, "attn_implementation", "sdpa")
         mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
         reading.note("flash_attention_2 in a tower that peft casts to fp32, where it runs only under autocast: "
@@ -146,7 +146,7 @@ def together(reading: Reading) -> None:
     flash = workload["attn_implementation"] == "flash_attention_2"
     if not workload.get("mixed_precision") or workload.get("engine") == "fsdp2":
         return
-    only = [key for key in ("use_liger_kernel", "quantization") if workload.get(key)]
+    only = [key for key in ("use_liger_kernel",) if workload.get(key)]
     only += ["padding packed"] if flash and workload.get("padding") == "packed" else []
     if only and workload["dtype"] == "bf16" == workload["mixed_precision"] and workload.get("engine") != "fsdp1":
         del workload["mixed_precision"], reading.rows["mixed_precision"]

@@ -38,8 +38,11 @@ NESTED = LANGUAGE_ONLY | {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_qua
     {"quantization": EIGHT | {"llm_int8_threshold": 0}, "engine": "ddp", "data_parallel_size": 4},
     {"quantization": EIGHT, "zero_stage": 2, "data_parallel_size": 4, "rank": 3},
     {"quantization": EIGHT, "padding": "packed"},
+    {"quantization": NESTED, "mixed_precision": "bf16"},
+    {"quantization": NESTED | {"prepare": "trl"}, "mixed_precision": "bf16", "padding": "right", "engine": "ddp", "data_parallel_size": 4},
+    {"quantization": EIGHT, "mixed_precision": "bf16", "gradient_checkpointing": False, "gradient_accumulation_steps": 2},
 ], ids=["as given", "maxima of 8 bits", "as TRL", "ddp", "zero2", "packed", "8 bits", "8 bits as TRL", "8 bits ddp",
-        "8 bits zero2", "8 bits packed"])
+        "8 bits zero2", "8 bits packed", "autocast", "autocast as TRL, ddp", "8 bits autocast"])
 def test_a_measured_job_is_predicted(tmp_path, keys):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", sequence_length=160, per_device_train_batch_size=4,
                      **{"lora": {"r": 16}} | keys)
