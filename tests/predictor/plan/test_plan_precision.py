@@ -47,7 +47,7 @@ def chosen(row: dict) -> tuple:
 
 
 @pytest.mark.parametrize(("keys", "dtypes"), [
-    ({}, ("torch", "bf16", "bf16")), ({"quantization_bit": 4}, ("torch", "bf16", "none"))])
+    ({}, ("torch", "bf16", "bf16")), ({"quantization_bit": 4}, ("torch", "bf16", "bf16"))])
 def test_on_one_gpu_the_loop_of_a_configuration_with_adapters_is_proposed_and_no_engine(tmp_path, capsys, llama, keys, dtypes):
     path = written(tmp_path, "job.json", {"model_name_or_path": llama} | LORA | keys)
     found = planned(capsys, "--from", path, "--keep", "optim,offload,checkpointing,instead")
