@@ -52,7 +52,7 @@ IMAGES = {Modality.IMAGE: 1, Modality.TEXT: 0, Modality.SPEECH: 0}
 """What ``images_per_sample`` must be, for models that do not take any number of images."""
 LINEAR_ATTENTION_NOTE = ("linear attention runs on PyTorch's operators, as in transformers without "
                          "flash-linear-attention and causal-conv1d: with their kernels it takes other memory")
-"""For models such as Qwen3.5 (transformers 5.17, models/qwen3_5/modeling_qwen3_5.py, ``torch_chunk_gated_delta_rule``)."""
+"""Of models such as Qwen3.5 (transformers 5.17, models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule)."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,6 @@ def inject(model, settings: Adapters, device: str = "meta"):
     quiet()
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
-    from peft.tuners.lora.layer import ParamWrapper
     from transformers.pytorch_utils import Conv1D
 
     targets = settings.target_modules or _of_language_model(model)
@@ -93,9 +92,9 @@ def inject(model, settings: Adapters, device: str = "meta"):
     config = LoraConfig(
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         r=settings.r, target_modules=targets if isinstance(targets, str) else list(targets),
-        target_parameters=list(settings.target_parameters) or None,
         lora_dropout=0.1 if settings.dropout else 0.0, bias=settings.bias, use_dora=settings.use_dora,
-        modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None)
+        modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None,
+        **({"target_parameters": list(settings.target_parameters)} if settings.target_parameters else {}))
     try:
         with torch.device(device):
             get_peft_model(model, config, autocast_adapter_dtype=settings.dtype == "fp32")
@@ -104,11 +103,10 @@ def inject(model, settings: Adapters, device: str = "meta"):
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
     for name, layer in layers:
         base = layer.get_base_layer()
-        of_experts = isinstance(layer, ParamWrapper)
-        if not of_experts and not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
+        if not _of_parameter(layer) and not isinstance(base, torch.nn.Linear | Conv1D | torch.nn.Embedding):
             raise InputError(f"lora: target_modules names {name}, a {type(base).__name__}: only adapters of linear "
                              "layers, embeddings and experts are supported yet")
-        dtype = layer.get_param().dtype if of_experts else getattr(base, "compute_dtype", base.weight.dtype)
+        dtype = _dtype(layer)
         if settings.dtype != "fp32" and dtype.is_floating_point:  # on meta, peft leaves them in fp32
             for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector,
                          layer.lora_embedding_A, layer.lora_embedding_B):
@@ -117,6 +115,21 @@ def inject(model, settings: Adapters, device: str = "meta"):
         if not any(path.endswith(f"{name}.original_module") for path, _ in model.named_modules()):
             raise InputError(f"lora: modules_to_save names {name!r}, which no module of the model is called")
     return model
+
+
+def _of_parameter(layer) -> bool:
+    """Whether a layer adapts one parameter of a module, such as that of experts; peft before 0.17 has none."""
+    from peft.tuners.lora import layer as layers
+
+    return isinstance(layer, getattr(layers, "ParamWrapper", ()))
+
+
+def _dtype(layer):
+    """The dtype of what a layer adapts: a parameter of experts, or a weight; of quantized weights that of computing."""
+    if _of_parameter(layer):
+        return layer.get_param().dtype
+    base = layer.get_base_layer()
+    return getattr(base, "compute_dtype", base.weight.dtype)
 
 
 def _of_language_model(model) -> list[str]:

@@ -152,7 +152,7 @@ UNTIED_BY_CLASS = ("llama", "mistral", "ministral3", "qwen2", "qwen3")
 def _as_loaded(document: dict[str, Any]) -> dict[str, Any]:
     """The configuration of what ``from_pretrained`` loads and a trainer trains.
 
-    Of a model that also speaks that is the part that reads (``thinker_config``), which ms-swift and LLaMA-Factory train.
+    Of a model that also speaks it is the part that reads (``thinker_config``), which ms-swift and LLaMA-Factory train.
     A head and an embedding that a checkpoint has both are not tied, whatever a newer class says (transformers 5.17,
     modeling_utils.py, ``tie_weights``); the configuration of the language model tells.
     """

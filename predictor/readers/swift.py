@@ -214,7 +214,8 @@ def _adapters(reading: Reading, name: str) -> None:
         trains = (not reading[key] for key in ("freeze_vit", "freeze_aligner", "freeze_llm"))
         targets = trainer.parts_with_adapters(name, *trains)
     by = ("tuner_type", "target_regex" if reading["target_regex"] else "target_modules")
-    trainer.lora(reading, trainer.LoraKeys("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save", "target_parameters"),
+    names = trainer.LoraKeys("lora_rank", "lora_alpha", "lora_dropout", "modules_to_save", "target_parameters")
+    trainer.lora(reading, names,
                  targets=targets, by=by, bias=reading["lora_bias"])
     if reading["lora_dtype"] is not None:
         wide = reading["lora_dtype"] == "fp32"

@@ -137,8 +137,9 @@ def finds_unused_parameters(checkpoints: bool, adapters: bool) -> bool:
 def together(reading: Reading) -> None:
     """Replaces combinations that were not compared by the nearest that was, and adds a note about it."""
     workload = reading.workload
-    narrow = workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
-    if not narrow and not workload.get("mixed_precision") and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
+    narrow = (workload.get("quantization", {"prepare": "trl"}).get("prepare") == "trl" or "deepspeed" in workload
+              or workload.get("mixed_precision"))
+    if not narrow and hub.parts(reading.model) and workload["attn_implementation"] == "flash_attention_2":
         change(reading, "attn_implementation", "sdpa")
         mask = ", with a mask of all pairs of tokens" if workload.get("padding") == "packed" else ""
         reading.note("flash_attention_2 in a tower that peft casts to fp32, where it runs only under autocast: "

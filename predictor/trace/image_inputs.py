@@ -90,7 +90,7 @@ CALLED_WITH: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "internvl": _cropped, "aya_vision": _cropped, "llava": _merged_patches, "mistral3": _merged_patches,
 }
 """``model_type`` -> a function that derives the settings with which the model's processor calls its image processor,
-whatever ``preprocessor_config.json`` says (transformers 5.17, their ``processing_*.py``; LLaVA's with Pixtral's tower)."""
+whatever ``preprocessor_config.json`` says (transformers 5.17, their processing files; LLaVA with Pixtral's tower)."""
 VIDEO_SETTINGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "qwen2_vl": _qwen, "qwen2_5_vl": _qwen, "qwen3_vl": _qwen, "qwen3_vl_moe": _qwen,
     "llava_next_video": lambda config: {"size": {"shortest_edge": config.vision_config.image_size},

@@ -116,8 +116,9 @@ FEATURES: dict[str, Line] = {
         (TRUTH.format("code_models") + MEASURED,)),
     "lora target_parameters": Line(
         lambda k: (k["lora"] or {}).get("target_parameters"),
-        {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "quantization": (None,), "offload": (None,),
-         "dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"), "tensor_parallel_size": (1,)},
+        {"engine": ("torch", "ddp", "deepspeed"), "zero_stage": (None, 1, 2), "quantization": (None,),
+         "offload": (None,), "dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16"),
+         "tensor_parallel_size": (1,)},
         (TRUTH.format("lora") + "::test_adapters_of_experts_are_predicted",)),
     "offload": Line(
         lambda k: k["offload"], BF16,

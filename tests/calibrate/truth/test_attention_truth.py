@@ -100,8 +100,12 @@ def test_a_packed_job_is_predicted(tmp_path, changes):
     {"padding": "packed", "recipe": "lora", "sequence_length": 160, "per_device_train_batch_size": 4, "quantization": {
         "load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16", "prepare": "trl",
         "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}},
+    {"recipe": "lora", "sequence_length": 160, "per_device_train_batch_size": 4, "mixed_precision": "bf16", "quantization": {
+        "load_in_4bit": True, "bnb_4bit_compute_dtype": "bf16",
+        "llm_int8_skip_modules": ["model.vision_tower", "model.multi_modal_projector", "lm_head"]}},
 ], ids=["whole", "kept", "padded", "packed-zero3", "zero3-offload", "zero2-offload", "autocast",
-        "autocast-padded-ddp", "autocast-lora", "evaluation", "packed-4bit"])
+        "autocast-padded-ddp", "autocast-lora", "evaluation", "packed-4bit",
+        "autocast-4bit"])
 def test_transformers_around_flash_attn_is_predicted(tmp_path, flash_attn, changes):
     check(workload(tmp_path, gpu="h100-80gb", profile="none", attn_implementation="flash_attention_2", **changes))
 
