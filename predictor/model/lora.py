@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from predictor.common.errors import InputError
 from predictor.events.model_facts import modality
@@ -89,12 +89,14 @@ def inject(model, settings: Adapters, device: str = "meta"):
     targets = settings.target_modules or _of_language_model(model)
     if isinstance(targets, str):
         pattern_time.check("lora target_modules", targets, (name for name, _ in model.named_modules()))
+    parameters: dict[str, Any] = {  # peft before 0.17 has no such option
+        "target_parameters": list(settings.target_parameters)} if settings.target_parameters else {}
     config = LoraConfig(
         task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         r=settings.r, target_modules=targets if isinstance(targets, str) else list(targets),
         lora_dropout=0.1 if settings.dropout else 0.0, bias=settings.bias, use_dora=settings.use_dora,
         modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None,
-        **({"target_parameters": list(settings.target_parameters)} if settings.target_parameters else {}))
+        **parameters)
     try:
         with torch.device(device):
             get_peft_model(model, config, autocast_adapter_dtype=settings.dtype == "fp32")
