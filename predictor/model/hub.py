@@ -55,7 +55,6 @@ _JANUS = Parts(("*vision_model*",), _DEEPSEEK.projector, _PLAIN.language, _DEEPS
 _GEMMA4 = Parts((*_PLAIN.towers, "*audio_tower*"), ("*embed_vision*", "*embed_audio*"), _PLAIN.language,
                 r"(?:vision|audio)_tower", r"embed_(?:vision|audio)\..*")
 _MINICPM = Parts(_PLAIN.towers, ("model.merger*",), _PLAIN.language, _PLAIN.layers, r"model\.merger\..*")
-_PADDLE = Parts(("*visual*",), ("model.projector*",), _PLAIN.language, "visual", r"model\.projector\..*")
 _OVIS = Parts(_PLAIN.towers, ("*visual_embeddings_table*",), _PLAIN.language, _PLAIN.layers, "visual_embeddings_table")
 _MLLAMA = Parts(("*vision_model*",), _PLAIN.projector, _PLAIN.language, "vision_model", _PLAIN.aligner)
 _AUDIO = Parts(("*audio_tower*",), _PLAIN.projector, _PLAIN.language, "audio_tower", _PLAIN.aligner)
@@ -67,7 +66,7 @@ PARTS = {
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
     "qwen2_5_omni_thinker": _QWEN_OMNI, **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _GLM),
     "deepseek_vl": _JANUS, "deepseek_vl_hybrid": _DEEPSEEK, "janus": _JANUS, "gemma4": _GEMMA4,
-    "minicpmv4_6": _MINICPM, "ovis2": _OVIS, "paddleocr_vl": _PADDLE, **dict.fromkeys(("mllama", "llama4"), _MLLAMA),
+    "minicpmv4_6": _MINICPM, "ovis2": _OVIS, **dict.fromkeys(("mllama", "llama4"), _MLLAMA),
     "qwen2_audio": _AUDIO,
 }
 """``model_type`` -> the parts of its models."""
