@@ -23,8 +23,9 @@ REQUESTS = {name: request for name, request in replaying.requests().items() if r
 ANSWERS = replaying.recorded()
 ASKING_FOR_MORE = {"--json", "--details", "--help", "--moments", "--layers", "--top", "--worst"}
 SHORT_ANSWERS = [name for name, request in replaying.requests().items()
-                 if not ASKING_FOR_MORE & set(request.argv) and request.argv[:1] not in (("schema",), ("fits",))]
-"""Without those of ``fits``, which prints one line for each file, as linters do."""
+                 if not ASKING_FOR_MORE & set(request.argv) and request.argv[:1] not in (("schema",), ("fits",))
+                 and request.argv != ("models",)]
+"""Without those of ``fits``, which prints one line for each file, as linters do, and the list of all models."""
 TABLES = (*contradictions.CONTRADICTIONS, *contradictions.NOT_PREDICTED)
 SAID_BY_A_CONTRADICTION = {"a conversation", "sharded parameters"}
 """Features whose only combinations have lines in ``contradictions.NOT_COMPARED``, which come first."""
