@@ -52,6 +52,8 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
     zero = getattr(args, "hf_deepspeed_config", None)
     keys = {"per_device_train_batch_size": samples, "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "use_liger_kernel": bool(getattr(args, "use_liger_kernel", False)), **LOOP}  # since 4.45
+    if args.label_smoothing_factor:
+        keys["loss"] = "label_smoothing"
     if zero is not None:
         return keys | deepspeed_keys(zero.config, optimizer)
     keys["max_grad_norm"] = args.max_grad_norm

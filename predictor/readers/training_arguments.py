@@ -26,8 +26,6 @@ NOT_PREDICTED = {
                     refused(f"it turns torch_compile on: {_COMPILED}")),
     "full_determinism": refused(f"other workspaces of cuBLAS, and deterministic kernels: {_LEARN}", value_type=FLAG),
     "ddp_backend": refused("the buffers of NCCL are predicted: leave it out", (None, "", "nccl")),
-    "label_smoothing_factor": refused(f"with this trainer its copies of all logits are not predicted: {_LEARN}",
-                                      value_type=Number()),
     "neftune_noise_alpha": refused(f"its noise on the embeddings is not predicted: {_LEARN}", (None,), Number()),
     "torch_empty_cache_steps": refused(f"emptying the cache changes what is reserved: {_LEARN}",
                                        value_type=Whole(0, 1 << 40)),
@@ -68,6 +66,8 @@ ARGUMENTS = {
     **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), for_rules(FLAG, False)),
     "include_for_metrics": noted("an evaluation keeps them on the GPU until its end", Words()),
     "predict_with_generate": noted("an evaluation generates text, with a cache of keys and values of all layers", FLAG),
+    "label_smoothing_factor": refused(f"with this trainer its copies of all logits are not predicted: {_LEARN}",
+                                      value_type=Number()),
 } | NOT_PREDICTED
 """transformers 5.17, training_args.py."""
 SCRIPT = {
