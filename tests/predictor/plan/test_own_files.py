@@ -121,7 +121,7 @@ def test_adapters_over_weights_of_4_bits_are_planned_as_the_framework_trains_the
     firm = {"model", "gpu", "sequence_length"}
     found = space({key: values[key] for key in values if key != "per_device_train_batch_size"}, present=present, firm=firm).settings
     quantized = [one.workload(1, 8, 2048) for one in found if one.keys.get("quantization")]
-    assert quantized and {one.mixed_precision for one in quantized} == {"none"}
+    assert quantized and {one.mixed_precision for one in quantized} == {"bf16"}
 
 
 def test_the_files_say_only_what_the_framework_does_not_decide_by_it(tmp_path):
