@@ -134,7 +134,7 @@ def build_model(workload: Workload):
         autocast.prepare(model, workload.mixed_precision, "cuda")
     if workload.loss == "trl_sft":
         trl_loss.add_trainer(model)
-    elif workload.loss == smoothed_loss.LABEL_SMOOTHING:
+    elif workload.loss == "label_smoothing":
         smoothed_loss.apply(model)
     return checkpointed(model, workload)
 

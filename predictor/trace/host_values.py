@@ -97,7 +97,7 @@ class HostValues:
     def _compute_later(self, func, args, kwargs, result: torch.Tensor) -> None:
         """Gives a floating-point result its values, if those of the arguments are known."""
         storage = result.untyped_storage()
-        arguments = [leaf for leaf in _tensors((args, kwargs.values()))]
+        arguments = list(_tensors((args, kwargs.values())))
         if id(storage) in self._computed or not arguments or not all(map(self._has, arguments)):
             return
         host_args, host_kwargs = self._on_host(args, kwargs)
