@@ -48,13 +48,13 @@ def trace_formula(config: ModelConfig, key: Key, *, progress=None) -> Formula:
         NotOneRegime: shapes of the regime do not share one list of events.
     """
     require(config, key)
-    import transformers
-
-    from predictor.trace import flash_attention
-
     packaged = key.attn_implementation == "flash_attention_2"
-    transformers.logging.set_verbosity_error()
     try:
+        import transformers
+
+        from predictor.trace import flash_attention
+
+        transformers.logging.set_verbosity_error()
         with (warnings.catch_warnings(), redirect_stdout(sys.stderr),  # the user's own code may print
               flash_attention.on_meta() if packaged else nullcontext()):
             warnings.simplefilter("ignore")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +217,16 @@ FILES = [
     ('{"model_type": "llava", "text_config": {"model_type": "no_such"}}', "transformers cannot build it"),
     (json.dumps(small_config(num_attention_heads=5)), "transformers cannot build it"),
 ]
+
+
+def test_a_broken_installation_of_transformers_is_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers/__init__.py").write_text("raise RuntimeError('a library of it is broken')")
+    (tmp_path / "config.json").write_text(json.dumps(small_config()))
+    path = os.pathsep.join([str(tmp_path), str(Path(dispatch.__file__).parents[2])])
+    done = subprocess.run([sys.executable, "-m", "predictor", "predict", str(tmp_path), *SHAPE], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": path, "PEAKCAST_CACHE": str(tmp_path / "cache")})
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "RuntimeError: a library of it is broken" in done.stderr
 
 
 @pytest.mark.parametrize("content, message", FILES, ids=[message for _, message in FILES])
