@@ -8,7 +8,8 @@ Not among them, so that a profile does not cover it:
 
 - flash-attn, which is built for a real GPU only, and tensor parallelism, whose ranks are no data-parallel ranks;
 - the allocator's settings with numbers, each of which is a value of its own;
-- models of other architectures, such as mixtures of experts. ``--jobs-from`` takes a list with any of these.
+- models of other architectures, such as mixtures of experts, and so adapters on experts. ``--jobs-from`` takes a list
+  with any of these.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ _FITTED: tuple[Keys, ...] = (
          _four_bits("trl")),
     _job("llama-3.2-1b-2", (4, 1024), _torch(use_liger_kernel=True, padding="packed", optim="adafactor")),
     _job("qwen2.5-1.5b-2", (4, 1024), _torch(loss="trl_sft", dtype="fp32"), IN_BF16),
+    _job("qwen2.5-1.5b-2", (2, 1792), _torch(loss="label_smoothing", optim="sgd"), MASTERS),
     _job("qwen3-1.7b-2", (2, 2048), _zero(1, 4, 3, offload="optimizer", recipe="full")),
     _job("mistral-7b-v0.3-2", (2, 1024), _of("fsdp2", 4, 0, fsdp=ACCELERATE)),
     _job("gpt2-2", (8, 1024), _of("ddp", 8, 0, recipe="full"), HALF),
@@ -113,6 +115,7 @@ _HELD_OUT: tuple[Keys, ...] = (
     _job("llama-3.2-1b-2", (3, 1205), _torch(frozen=["*embed_tokens*"], sdpa_backend="math"), ADAPTERS),
     _job("qwen2.5-1.5b-2", (3, 1111), _torch(use_liger_kernel=True, padding="packed"), ADAPTERS),
     _job("qwen3-1.7b-2", (3, 1453), _torch(loss="trl_sft", optim="adafactor"), MASTERS),
+    _job("qwen3-1.7b-2", (2, 1321), _of("ddp", 4, 3, loss="label_smoothing"), ADAPTERS),
     _job("mistral-7b-v0.3-2", (3, 999), _torch(optim="lion_8bit", dtype="fp16")),
     _job("gpt2-2", (5, 1001), _torch(optim="adamw_bnb_8bit", recipe="full"), HALF, EVALUATED),
     _job("llama-3.2-11b-vision-4-5", (1, 901, 1, 560), _zero(1, 8, 0), EXPANDABLE),

@@ -39,11 +39,12 @@ def _model(request: Request, _: Formula) -> str:
 
 
 def _recipe(request: Request, _: Formula) -> str:
-    """The recipe and the options of its adapters. Which modules have adapters is a matter of size, as ``r`` is."""
+    """The recipe and the options of its adapters. Which modules have adapters is a matter of size, as ``r`` is;
+    adapters on parameters run other operators."""
     workload = request.workload
     patterns = ["trainable" if workload.trainable else "", "frozen" if workload.frozen else ""]
     lora = {name: value for name, value in (workload.lora or {}).items() if name != "target_modules"}
-    return _joined(workload.recipe, *patterns, _options(lora))
+    return _joined(workload.recipe, *patterns, _options(lora), "on parameters" if lora.get("target_parameters") else "")
 
 
 def _engine(request: Request, _: Formula) -> str:
