@@ -21,7 +21,7 @@ from predictor.events.events import Moment
 from predictor.jobs import training_job
 from predictor.model import code_models, lora, parser, quantization, tensor_parallel
 from predictor.model.request import Request, shape_of
-from predictor.trace import autocast, liger, smoothed_loss, trace
+from predictor.trace import autocast, liger, noisy_embeddings, smoothed_loss, trace
 from predictor.trace.inputs import inputs_of
 from predictor.workload.workload import Workload
 
@@ -136,6 +136,8 @@ def build_model(workload: Workload):
         trl_loss.add_trainer(model)
     elif workload.loss == "label_smoothing":
         smoothed_loss.apply(model)
+    if workload.neftune_noise_alpha is not None:
+        noisy_embeddings.apply(model)
     return checkpointed(model, workload)
 
 

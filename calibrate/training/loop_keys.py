@@ -54,6 +54,8 @@ def trainer_keys(args: Any, optimizer: Any, samples: int) -> dict[str, Any]:
             "use_liger_kernel": bool(getattr(args, "use_liger_kernel", False)), **LOOP}  # since 4.45
     if args.label_smoothing_factor:
         keys["loss"] = "label_smoothing"
+    if args.neftune_noise_alpha is not None:
+        keys["neftune_noise_alpha"] = args.neftune_noise_alpha
     if zero is not None:
         return keys | deepspeed_keys(zero.config, optimizer)
     keys["max_grad_norm"] = args.max_grad_norm

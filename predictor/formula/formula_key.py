@@ -62,7 +62,7 @@ def formula_key(request: Request) -> store.Key:
         video_frames=workload.video_frames if request.shape.images else None, no_grad=workload.no_grad,
         tensor_parallel=workload.tensor_parallel_size, autotp=workload.autotp,
         loss="" if workload.loss == "model" else workload.loss,
-        flat=fsdp.flat_units(workload))
+        flat=fsdp.flat_units(workload), noise=workload.neftune_noise_alpha is not None)
 
 
 def _image_sizes(request: Request) -> tuple[tuple[int, int], ...]:

@@ -59,6 +59,7 @@ class Key:
         autotp: whether DeepSpeed's AutoTP shards the layers, rather than transformers.
         generation: the call of ``generate`` that is traced; None for a training step.
         loss: who computes the loss, if it is not the model.
+        noise: whether NEFTune's noise is added to the embeddings.
     """
 
     fingerprint: str
@@ -90,6 +91,7 @@ class Key:
     generation: Generation | None = None
     loss: str = ""
     flat: FlatUnits | None = None
+    noise: bool = False
 
     def forward_shape(self, shape: Shape) -> Shape:
         """The shape of the first forward's inputs; in a later turn of a conversation, only the turn's new tokens."""

@@ -134,7 +134,7 @@ class _Traced:
 def _prepared(config: ModelConfig, key: Key) -> _Traced:
     """Builds a model and prepares it for traces."""
     from predictor.model import autotp, lora, parser, transformers_releases
-    from predictor.trace import autocast, smoothed_loss, trl_loss
+    from predictor.trace import autocast, noisy_embeddings, smoothed_loss, trl_loss
     from predictor.trace.inputs import inputs_of
 
     transformers_releases.import_for_forward()
@@ -154,6 +154,8 @@ def _prepared(config: ModelConfig, key: Key) -> _Traced:
         trl_loss.add_trainer(model)
     elif key.loss == smoothed_loss.LABEL_SMOOTHING:
         smoothed_loss.apply(model)
+    if key.noise:
+        noisy_embeddings.apply(model)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)

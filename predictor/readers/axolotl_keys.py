@@ -90,7 +90,7 @@ ARGUMENTS = {
                      "use_eaft"), refused(LOSS, value_type=FLAG)),
     "tiled_mlp": refused(_LATER, value_type=FLAG),
     "liger_kernel_impl": noted(_OWN),
-    "neftune_noise_alpha": hf.NOT_PREDICTED["neftune_noise_alpha"],
+    "neftune_noise_alpha": hf.ARGUMENTS["neftune_noise_alpha"],
     **dict.fromkeys(("torch_empty_cache_steps", "gc_steps", "gc_collect_steps"), refused(
         hf.NOT_PREDICTED["torch_empty_cache_steps"].refusal)),
     "auto_find_batch_size": noted("the batch is halved when memory runs out; this is the first try", FLAG),

@@ -144,6 +144,10 @@ FEATURES: dict[str, Line] = {
          "quantization": (None,), "tensor_parallel_size": (1,), "use_liger_kernel": (False,), "keep_outputs": ("none",),
          "per_device_eval_batch_size": (None,)},
         (TRUTH.format("smoothed_loss") + MEASURED,)),
+    "neftune_noise_alpha": Line(
+        lambda k: k["neftune_noise_alpha"] is not None,
+        {"mode": ("training",), "offload": (None,), "tensor_parallel_size": (1,)},
+        (TRUTH.format("noisy_embeddings") + MEASURED,)),
     "flash_attention_2": Line(
         lambda k: k["attn_implementation"] == "flash_attention_2",
         {"dtype": ("bf16", "fp32"), "mixed_precision": ("none", "bf16")},

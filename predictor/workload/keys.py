@@ -310,6 +310,8 @@ class Keys:
     loss: str = key(Choice(("model", "trl_sft", "label_smoothing")), "model", "compute", "trl_sft: as TRL's SFTTrainer "
                     "computes it since release 1.16: log-probabilities of the labels in tiles, without logits of all "
                     "tokens; label_smoothing: as the Trainer's label_smoothing_factor has it")
+    neftune_noise_alpha: float | None = key(Number(), None, "compute", "NEFTune's noise on the embeddings, as the "
+                                            "Trainer adds it; its size changes nothing")
     torch_compile: None = key(NotYetSupported("compiled models allocate differently; leave it out"), None, "compute",
                               "not predicted yet")
 

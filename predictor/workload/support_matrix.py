@@ -33,6 +33,7 @@ ROWS: dict[str, Mapping[str, Any]] = {
     "use_liger_kernel": {"use_liger_kernel": True},
     "loss trl_sft": {"loss": "trl_sft"},
     "loss label_smoothing": {"loss": "label_smoothing"},
+    "neftune_noise_alpha": {"neftune_noise_alpha": 5.0},
     "lora target_parameters": {"recipe": "lora", "lora": {"target_parameters": ["experts.down_proj"]}},
     "quantization": _FOUR_BITS,
     "quantization and lora use_dora": _FOUR_BITS | {"lora": {"use_dora": True}},

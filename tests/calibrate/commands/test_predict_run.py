@@ -155,6 +155,6 @@ def test_a_mistake_is_one_line(capfd, words, error):
 
 def test_a_file_that_names_no_program_is_run_by_its_command(tmp_path, capfd):
     path = tmp_path / "arguments.json"
-    path.write_text(json.dumps({"per_device_train_batch_size": 2, "neftune_noise_alpha": 5}))
+    path.write_text(json.dumps({"per_device_train_batch_size": 2, "torch_empty_cache_steps": 4}))
     assert error_of(capfd, "gpt2", "--from", str(path), "--sequence-length", "8").endswith(
         "; peakcast predict --run -- COMMAND, with the training's own command, would run it on an emulated GPU")

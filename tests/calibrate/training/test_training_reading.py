@@ -132,8 +132,7 @@ def test_the_trainers_arguments_say_the_rest(tmp_path):
                     "keep_outputs": "none", "zero_grad": "after_step"}
 
 
-@pytest.mark.parametrize("changes", [{"neftune_noise_alpha": 5.0}, {"torch_empty_cache_steps": 4},
-                                     {"use_cache": True}, {"liger_kernel_config": {"swiglu": False}}])
+@pytest.mark.parametrize("changes", [{"torch_empty_cache_steps": 4}, {"use_cache": True}, {"liger_kernel_config": {"swiglu": False}}])
 def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_configuration(tmp_path, changes):
     from predictor import readers
 
@@ -148,6 +147,10 @@ def test_arguments_that_are_not_predicted_are_refused_by_name_here_and_in_a_conf
 
 def test_smoothed_labels_are_read(tmp_path):
     assert loop_keys.trainer_keys(arguments(tmp_path, label_smoothing_factor=0.1), ADAMW, samples=1)["loss"] == "label_smoothing"
+
+
+def test_noise_on_the_embeddings_is_read(tmp_path):
+    assert loop_keys.trainer_keys(arguments(tmp_path, neftune_noise_alpha=5.0), ADAMW, samples=1)["neftune_noise_alpha"] == 5
 
 
 def test_arguments_of_trl_are_refused(tmp_path):

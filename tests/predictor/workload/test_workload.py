@@ -31,7 +31,7 @@ def test_the_documented_defaults():
         "per_device_train_batch_size": 1, "images_per_sample": None, "image_size": None, "video_frames": None, "padding": "none", "per_device_eval_batch_size": None,
         "gradient_accumulation_steps": 1,
         "dtype": "bf16", "mixed_precision": "none", "attn_implementation": "sdpa", "sdpa_backend": "auto",
-        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "no_grad": [], "gradient_checkpointing_modules": [], "use_liger_kernel": False, "torch_compile": None,
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "no_grad": [], "gradient_checkpointing_modules": [], "use_liger_kernel": False, "neftune_noise_alpha": None, "torch_compile": None,
         "optim": "adamw_torch_fused", "optim_args": {}, "weight_decay": 0.0, "param_groups": "huggingface", "max_grad_norm": 1.0,
         "keep_outputs": "none", "zero_grad": "after_step",
         "engine": "torch", "deepspeed": None, "zero_stage": None, "ddp": None, "fsdp": None, "fsdp1": None, "offload": None, "data_parallel_size": 1,
