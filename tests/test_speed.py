@@ -47,8 +47,8 @@ def test_one_warm_prediction_engine_and_worst_rank_included(benchmark, formula):
 
 def test_one_prediction_whose_engine_must_be_composed_anew(benchmark, formula):
     def forget() -> None:
-        training_job._composed.cache_clear()
-        training_job._engine_of.cache_clear()
+        training_job._composed.forget()
+        training_job._engine_of.forget()
 
     run = benchmark.pedantic(lambda: dispatch.prepare(JOB).run(None), setup=forget, rounds=100, warmup_rounds=3)
     assert run.peak > 0

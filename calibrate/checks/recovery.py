@@ -130,8 +130,8 @@ def factor_errors(validation: Validation, profile: Profile | None) -> dict[str, 
     """Predicted less measured bytes of each factor at the peak, as a fraction of the measured allocated peak."""
     job = validation.job
     run, prediction = run_of(job.workload, profile), predict_peaks(job, profile)
-    at = int(run.live.argmax())
-    by_factor = {factor: int(curve[at]) for factor, curve in timeline.by_factor(run.events, run.row_bytes).items()}
+    peak = timeline.by_factor(run.events, run.row_bytes, [int(run.live.argmax())])
+    by_factor = {factor: int(size) for factor, [size] in peak.items()}
     by_factor[Factor.ALLOCATOR] = prediction.allocated_bytes - prediction.requested_bytes
     return {factor.value: (by_factor[factor] - validation.factors[factor]) / job.allocated_bytes for factor in FACTORS}
 

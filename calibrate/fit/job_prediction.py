@@ -93,10 +93,9 @@ def residuals(measured: MeasuredJob, peaks: PredictedPeaks) -> dict[str, float]:
 
 def by_moment(run: Run) -> dict[tuple[int, Moment], np.ndarray]:
     """(Step, moment) -> bytes by factor at its highest point. Memory that was live before the moment counts too."""
-    factors = timeline.by_factor(run.events, run.row_bytes)
-    table = np.stack([factors[factor] for factor in FACTORS])
     highest = timeline.highest_by_moment(run.live, run.events.step, run.events.moment)
-    return {place: table[:, at] for place, at in highest.items()}
+    factors = timeline.by_factor(run.events, run.row_bytes, [*highest.values()])
+    return dict(zip(highest, np.stack([factors[factor] for factor in FACTORS], axis=1)))
 
 
 @lru_cache(maxsize=512)

@@ -45,19 +45,30 @@ class Counters(Structure):
         "reserved_at_peak", "failed_at", "tried", "failed_request")]
 
 
+class Curve(ctypes.Structure):
+    """The highest bytes after the events of each stretch.
+
+    Attributes:
+        ends: ``int64[n]``, the event after each stretch; the last is the number of events.
+        allocated, reserved: ``int64[n]``, of blocks and of segments.
+    """
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("ends", "allocated", "reserved")]
+
+
 def is_available() -> bool:
     """Whether this installation has the compiled twin."""
     return _library() is not None
 
 
 def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.ndarray, streams: np.ndarray,
-        held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, Counters]:
+        curve: Curve | None = None) -> tuple[int, Counters]:
     """Runs events through an empty allocator.
 
     Args:
         kinds: ``int8[m]``, event types. buffers: ``int32[m]``, indices into ``sizes`` and ``streams``.
         sizes: ``int64[n]``, bytes of each buffer. streams: ``int32[n]``, the stream of each buffer.
-        held: two ``int64[m]``, for the bytes of blocks and of segments after each event.
+        curve: filled up to a failure.
 
     Returns:
         The result, and the counters after the last event. They are meaningless if the result is FAILED: then only the
@@ -72,9 +83,8 @@ def run(settings: Settings, kinds: np.ndarray, buffers: np.ndarray, sizes: np.nd
     columns = [np.ascontiguousarray(column, dtype) for column, dtype in (
         (kinds, np.int8), (buffers, np.int32), (sizes, np.int64), (streams, np.int32))]
     at = [column.ctypes.data for column in columns]
-    allocated, reserved = (None, None) if held is None else (column.ctypes.data for column in held)
     result = library.peakcast_simulate(byref(settings), len(kinds), at[0], at[1], len(sizes), at[2], at[3],
-                                       byref(counters), allocated, reserved)
+                                       byref(counters), None if curve is None else byref(curve))
     return _with_addresses(result, counters), counters
 
 
@@ -112,7 +122,7 @@ class Session:
         """Runs events as :func:`run` does, and returns the result. The columns must be contiguous, with its types."""
         result: int = self._library.peakcast_play(
             self._session, len(kinds), kinds.ctypes.data, buffers.ctypes.data, len(sizes), sizes.ctypes.data,
-            streams.ctypes.data, None, None)
+            streams.ctypes.data, None)
         return _with_addresses(result, self.counters)
 
 
@@ -127,10 +137,10 @@ def _library() -> ctypes.CDLL | None:
         return None
     pointer = ctypes.c_void_p
     library.peakcast_simulate.argtypes = [POINTER(Settings), c_int64, pointer, pointer, c_int64, pointer, pointer,
-                                          POINTER(Counters), pointer, pointer]
+                                          POINTER(Counters), POINTER(Curve)]
     library.peakcast_simulate.restype = c_int
     library.peakcast_open.argtypes, library.peakcast_open.restype = [POINTER(Settings), POINTER(Counters)], pointer
-    library.peakcast_play.argtypes = [pointer, c_int64, pointer, pointer, c_int64, pointer, pointer, pointer, pointer]
+    library.peakcast_play.argtypes = [pointer, c_int64, pointer, pointer, c_int64, pointer, pointer, POINTER(Curve)]
     library.peakcast_play.restype = c_int
     library.peakcast_close.argtypes, library.peakcast_close.restype = [pointer], None
     return library

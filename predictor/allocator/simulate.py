@@ -127,18 +127,27 @@ def simulate(events: Columns, device: Device) -> Simulation:
         counters.reserved_at_peak, counters.refusals > 0, counters.failed_at if error else None, error)
 
 
-def held_bytes(events: Columns, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """Runs events as :func:`simulate` does. Returns the bytes of blocks and of segments after each of them.
+def highest_held(events: Columns, device: Device, ends: np.ndarray) -> np.ndarray:
+    """Runs events as :func:`simulate` does, and tells the highest bytes after the events of each stretch of them.
 
-    From an event that runs out of memory on, they stay as they are.
+    From an event that runs out of memory on, bytes stay as they are.
+
+    Args:
+        ends: the event after each stretch, in order; the last is the number of events.
+
+    Returns:
+        ``int64[2, n]``: of blocks and of segments.
     """
-    held = np.zeros((2, len(events.kinds)), np.int64)
-    result, counters = _compiled(events, device, (held[0], held[1]))
+    ends = np.ascontiguousarray(ends, np.int64)
+    highest = np.zeros((2, len(ends)), np.int64)
+    curve = compiled.Curve(ends.ctypes.data, *(row.ctypes.data for row in highest))
+    result, counters = _compiled(events, device, curve)
     if result == compiled.FAILED:
-        return _held_by_reference(events, device.allocator())
+        return _highest_by_reference(events, device.allocator(), ends)
     if result == compiled.OUT_OF_MEMORY:
-        held[:, counters.failed_at :] = [[counters.allocated], [counters.reserved]]
-    return held[0], held[1]
+        stay = highest[:, np.searchsorted(ends, counters.failed_at, "right") :]
+        np.maximum(stay, [[counters.allocated], [counters.reserved]], out=stay)
+    return highest
 
 
 def play(kinds: Iterable[int], events: Columns, allocator: CachingAllocator) -> Simulation:
@@ -177,7 +186,7 @@ def play(kinds: Iterable[int], events: Columns, allocator: CachingAllocator) -> 
         allocator.reserved_bytes, peak_at, reserved_at_peak, refusals > 0, failed_at, error)
 
 
-def _held_by_reference(events: Columns, allocator: CachingAllocator) -> tuple[np.ndarray, np.ndarray]:
+def _highest_by_reference(events: Columns, allocator: CachingAllocator, ends: np.ndarray) -> np.ndarray:
     held: list[tuple[int, int]] = []
 
     def told() -> Iterator[int]:
@@ -187,13 +196,12 @@ def _held_by_reference(events: Columns, allocator: CachingAllocator) -> tuple[np
 
     play(told(), events, allocator)
     held += [(allocator.allocated_bytes, allocator.reserved_bytes)] * (len(events.kinds) + 1 - len(held))
-    after = np.array(held[1:], np.int64).reshape(-1, 2)
-    return after[:, 0], after[:, 1]
+    return np.maximum.reduceat(np.array(held[1:], np.int64), [0, *ends[:-1]]).T
 
 
 def _compiled(events: Columns, device: Device,
-              held: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[int, compiled.Counters]:
-    return compiled.run(compiled_settings(device), events.kinds, events.buffers, events.sizes, events.streams, held)
+              curve: compiled.Curve | None = None) -> tuple[int, compiled.Counters]:
+    return compiled.run(compiled_settings(device), events.kinds, events.buffers, events.sizes, events.streams, curve)
 
 
 def compiled_settings(device: Device) -> compiled.Settings:

@@ -654,9 +654,16 @@ static int allocate(Allocator *a, i64 size, int stream) {
 
 /* --- the run (simulate.py) ---------------------------------------------------------------------------------------- */
 
+/* The highest bytes after the events of each stretch. ends: the event after each stretch; the last is their count. */
+typedef struct {
+    const i64 *ends;
+    i64 *allocated, *reserved;
+} Curve;
+
 static int play(Allocator *a, i64 count, const int8_t *kinds, const int32_t *buffers, i64 buffer_count,
-                const i64 *sizes, const int32_t *streams, int *block_of, i64 *allocated_after, i64 *reserved_after) {
+                const i64 *sizes, const int32_t *streams, int *block_of, Curve *curve) {
     Counters *c = a->c;
+    i64 stretch = 0;
     for (i64 at = 0; at < count; at++) {
         int32_t buffer = buffers[at];
         if (buffer < 0 || buffer >= buffer_count) return FAILED;
@@ -695,9 +702,10 @@ static int play(Allocator *a, i64 count, const int8_t *kinds, const int32_t *buf
             if (stream != streams[buffer]) a->blocks[index].used_on[stream / 64] |= (uint64_t)1 << (stream % 64);
         }
         if (a->failed) return a->failed;
-        if (allocated_after) {
-            allocated_after[at] = c->allocated;
-            reserved_after[at] = c->reserved;
+        if (curve) {
+            while (at >= curve->ends[stretch]) stretch++;
+            if (c->allocated > curve->allocated[stretch]) curve->allocated[stretch] = c->allocated;
+            if (c->reserved > curve->reserved[stretch]) curve->reserved[stretch] = c->reserved;
         }
     }
     return COMPLETED;
@@ -753,10 +761,10 @@ Session *peakcast_open(const Settings *settings, Counters *counters) {
 /* Runs events through a session's allocator, as it is.
  *
  * kinds, buffers: of each event. sizes, streams: of each buffer. Buffers keep their numbers from list to list.
- * allocated_after, reserved_after: bytes after each event are written there, up to a failure; both may be NULL.
+ * curve: filled up to a failure; may be NULL.
  */
 int peakcast_play(Session *s, i64 count, const int8_t *kinds, const int32_t *buffers, i64 buffer_count,
-                  const i64 *sizes, const int32_t *streams, i64 *allocated_after, i64 *reserved_after) {
+                  const i64 *sizes, const int32_t *streams, Curve *curve) {
     for (i64 i = 0; i < buffer_count; i++)
         if (streams[i] < 0 || streams[i] >= STREAMS) return FAILED;
     if (buffer_count > s->buffer_count || !s->block_of) {
@@ -766,17 +774,14 @@ int peakcast_play(Session *s, i64 count, const int8_t *kinds, const int32_t *buf
         for (i64 i = s->buffer_count; i < buffer_count; i++) block_of[i] = NONE;
         s->buffer_count = buffer_count;
     }
-    return play(&s->allocator, count, kinds, buffers, buffer_count, sizes, streams, s->block_of, allocated_after,
-                reserved_after);
+    return play(&s->allocator, count, kinds, buffers, buffer_count, sizes, streams, s->block_of, curve);
 }
 
 /* Runs events through an empty allocator. The arguments are those of a session. */
 int peakcast_simulate(const Settings *settings, i64 count, const int8_t *kinds, const int32_t *buffers, i64 buffer_count,
-                      const i64 *sizes, const int32_t *streams, Counters *counters, i64 *allocated_after,
-                      i64 *reserved_after) {
+                      const i64 *sizes, const int32_t *streams, Counters *counters, Curve *curve) {
     Session *s = peakcast_open(settings, counters);
-    int result = s ? peakcast_play(s, count, kinds, buffers, buffer_count, sizes, streams, allocated_after,
-                                   reserved_after) : FAILED;
+    int result = s ? peakcast_play(s, count, kinds, buffers, buffer_count, sizes, streams, curve) : FAILED;
     peakcast_close(s);
     return result;
 }

@@ -71,7 +71,7 @@ def answer(job: Job, outcome: Outcome, *, with_timeline: bool, with_history: boo
         source=workload.source,
         provenance=_provenance(job, reserved),
         candidates=_candidates(run, job) if with_timeline else (),
-        curve=_curve(run, *survival.held(outcome, job.setup.allocator, capacity)) if with_timeline else None,
+        curve=_curve(outcome, job.setup.allocator, capacity) if with_timeline else None,
         frozen_bytes=_frozen(job), passed_bytes=_passed(run, job),
         cautions=cautions(job, outcome.verdict, bound) if with_cautions else (),
         history=survival.record(outcome, job.setup.allocator, capacity).snapshot() if with_history else None)
@@ -210,22 +210,18 @@ def _candidates(run: Run, job: Job) -> tuple[Candidate, ...]:
     return tuple(result)
 
 
-def _curve(run: Run, allocated: np.ndarray, reserved: np.ndarray, points: int = 600) -> Timeline:
-    """The run in at most ``points`` stretches, each by its highest point.
-
-    Args:
-        allocated, reserved: bytes after each event.
-    """
+def _curve(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None, points: int = 600) -> Timeline:
+    """The outcome's run in at most ``points`` stretches, each by its highest point."""
+    run = outcome.run
     stretch = np.linspace(0, len(run.live), min(points, len(run.live)) + 1).astype(int)
-    stretches = list(zip(stretch, stretch[1:]))
-    index = [int(a + np.argmax(run.live[a:b])) for a, b in stretches]
-    split = timeline.by_factor(run.events, run.row_bytes)
+    index = [int(a + np.argmax(run.live[a:b])) for a, b in zip(stretch, stretch[1:])]
+    allocated, reserved = survival.highest(outcome, settings, capacity_bytes, stretch[1:]).tolist()
+    split = timeline.by_factor(run.events, run.row_bytes, index)
     return Timeline(
         index=index, moment=[MOMENTS[run.events.moment[i]] for i in index],
         step=[int(run.events.step[i]) for i in index],
-        bytes_by_factor={factor: [int(curve[i]) for i in index] for factor, curve in split.items() if curve.any()},
-        allocated_bytes=[int(allocated[a:b].max()) for a, b in stretches],
-        reserved_bytes=[int(reserved[a:b].max()) for a, b in stretches])
+        bytes_by_factor={factor: curve.tolist() for factor, curve in split.items() if curve.any()},
+        allocated_bytes=allocated, reserved_bytes=reserved)
 
 
 def _provenance(job: Job, reserved: Reserved) -> dict:

@@ -63,8 +63,8 @@ def _memory(job: InferenceJob) -> ConcurrentMemory:
     outcome = job.judge()
     run, reserved = outcome.run, outcome.reserved.bytes
     peak = int(np.argmax(run.live))
-    by_factor = timeline.by_factor(run.events, run.row_bytes)
-    weights, cache = (int(by_factor[factor][peak]) for factor in (Factor.PARAMETERS, Factor.KV_CACHE))
+    by_factor = timeline.by_factor(run.events, run.row_bytes, [peak])
+    weights, cache = (int(by_factor[factor][0]) for factor in (Factor.PARAMETERS, Factor.KV_CACHE))
     return ConcurrentMemory(job.shape.batch, MOMENTS[run.events.moment[peak]].value, reserved, weights, cache,
                             run.peak - weights - cache, reserved - run.peak)
 

@@ -9,7 +9,7 @@ Collectives of ProcessGroupNCCL hold references to their tensors and record no s
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -119,14 +119,15 @@ def assign(tensors: Iterable[Parameter], limits: Sequence[float]) -> list[list[P
     """
     done: list[list[Parameter]] = []
     filling: dict[int, list[Parameter]] = {}
-    filled: dict[int, int] = {}
+    held: Counter[int] = Counter()
+    filled: Counter[int] = Counter()
     for tensor in tensors:
-        bucket = filling.setdefault(tensor.itemsize, [])
-        bucket.append(tensor)
-        number = filled.get(tensor.itemsize, 0)
-        if sum(member.bytes for member in bucket) >= limits[min(number, len(limits) - 1)]:
-            done.append(filling.pop(tensor.itemsize))
-            filled[tensor.itemsize] = number + 1
+        kind = tensor.itemsize
+        filling.setdefault(kind, []).append(tensor)
+        held[kind] += tensor.bytes
+        if held[kind] >= limits[min(filled[kind], len(limits) - 1)]:
+            done.append(filling.pop(kind))
+            held[kind], filled[kind] = 0, filled[kind] + 1
     return done + list(filling.values())
 
 

@@ -18,7 +18,7 @@ from predictor.engine.host_memory import Host
 from predictor.engine.setup import FP32, Setup
 from predictor.engine.tape import Tape
 from predictor.engine.zero2_releases import has
-from predictor.engine.zero2_template import RankMicroStep
+from predictor.engine.zero2_template import RankMicroStep, SharedRises
 from predictor.engine.zero_partition import Group, Slice, partition
 from predictor.events.events import MOMENTS, Buffers, EventList, EventType, Factor, Moment
 from predictor.events.micro_step import MicroStep
@@ -151,7 +151,9 @@ class _Steps:
         for template, change in zip(self.backward, changes):  # the last micro-step's outputs live through forward
             change[np.argmax(template.passing)] += late
             change[np.argmax(template.columns[2] == MOMENTS.index(Moment.BACKWARD))] -= late
-        return [self._rise(rank, changes, traced_bytes, outputs, late) for rank in ranks]
+        shared = [template.shared(index, change)
+                  for index, (template, change) in enumerate(zip(self.backward, changes))]
+        return [self._rise(rank, shared, traced_bytes, outputs, late) for rank in ranks]
 
     # one step of one rank ---------------------------------------------------------------------
 
@@ -169,10 +171,10 @@ class _Steps:
         self._optimizer_step(tape, owned, parts[self.holder].held, first=peer == 0)
         return parts, tape
 
-    def _rise(self, rank: int, changes: list[np.ndarray], traced_bytes: np.ndarray, outputs: int, late: int) -> int:
+    def _rise(self, rank: int, shared: list[SharedRises], traced_bytes: np.ndarray, outputs: int, late: int) -> int:
         """The rise of a rank, where micro-steps leave ``outputs`` bytes, of which ``late`` live through ``step()``."""
         parts, tape = self._step(rank)
-        rises = [part.rises(change, traced_bytes).plus(0, -outputs) for part, change in zip(parts, changes)]
+        rises = [part.rises(common, traced_bytes).plus(0, -outputs) for part, common in zip(parts, shared)]
         rises.append(tape.rises(lambda buffer: parts[self.holder].held_bytes(buffer, traced_bytes)).plus(late, 0))
         live, highest = 0, 0
         for number, rise in enumerate([*(pair.first for pair in rises), *(pair.later for pair in rises)]):

@@ -81,6 +81,10 @@ class ByRank:
 
         return ByRank(places[self.partition].tolist(), events(self.release), events(self.move), events(self.use))
 
+    def events(self) -> list[int]:
+        """All these events."""
+        return [*self.partition, *self.release.values(), *self.move.values(), *self.use.values()]
+
     def leave_out(self, keep: np.ndarray, mine: Sequence[int], reduced: Reduced) -> None:
         """Clears in ``keep`` the events that a rank does not have. Its partition buffer is allocated at most once.
 
@@ -138,6 +142,27 @@ class Template:
         return np.concatenate([traced_bytes, self.buffer_bytes])[np.where(buffer < 0, ~buffer, buffer)] * sign(
             self.columns[0])
 
+    @cached_property
+    def places(self) -> np.ndarray:
+        """The first event, and those that only some ranks have, in order."""
+        host = np.empty(0, np.int64) if self.host is None else self.host.events_of_all
+        return np.unique(np.concatenate([[0], self.by_rank.events(), host]).astype(np.int64))
+
+    def shared(self, index: int, change: np.ndarray) -> SharedRises:
+        """What ranks have in common of the rises of micro-step ``index``.
+
+        Args:
+            change: the result of :meth:`change`.
+        """
+        def between(keep: np.ndarray) -> tuple[np.ndarray, int]:
+            events = np.where(keep, change, 0)
+            events[self.places] = 0
+            live = np.cumsum(events)
+            return np.maximum.reduceat(live, self.places), int(live[-1])
+
+        return SharedRises(change[self.places], between(self.passing if index else np.ones_like(self.passing)),
+                           between(self.passing))
+
     def play(self, index: int, first: int, rank: int, group_of: Mapping[int, int],
              numel_of: Mapping[int, int]) -> RankMicroStep:
         """Micro-step ``index`` on a rank, with its engine buffers numbered from ``first``.
@@ -182,6 +207,20 @@ class Template:
         event = partitions[reduced.flush_of[mine[0]]]
         size_bytes = self.itemsize * sum(numel_of[parameter] for parameter in group_of)
         return PartitionBuffer(event, size_bytes), {first: max(group_of.values())}  # shared by all groups
+
+
+class SharedRises(NamedTuple):
+    """Rises of live bytes, but for the events at :attr:`Template.places`, which a rank may not have.
+
+    Attributes:
+        change: ``int64[places]``: bytes by which the events there change the live bytes of a rank that has them.
+        first: of the first step, the highest live bytes from each place to the next, and those at the end.
+        later: the same of a later step.
+    """
+
+    change: np.ndarray
+    first: tuple[np.ndarray, int]
+    later: tuple[np.ndarray, int]
 
 
 class PartitionBuffer(NamedTuple):
@@ -240,22 +279,24 @@ class RankMicroStep:
         """``bool[events]``: whether only the first step has the event."""
         return np.concatenate([~self.template.passing[self.keep], self.tape.first_step_mask()])
 
-    def rises(self, change: np.ndarray, traced_bytes: np.ndarray) -> Rises:
+    def rises(self, shared: SharedRises, traced_bytes: np.ndarray) -> Rises:
         """The rises of live bytes in the first step and in a later one.
 
         Args:
-            change: the result of :meth:`Template.change`.
+            shared: the result of :meth:`Template.shared`.
             traced_bytes: the size of each traced buffer, in bytes.
         """
         result = []
-        tape = self.tape.rises(lambda buffer: self.held_bytes(buffer, traced_bytes))
-        for keep, rise in zip((self.keep, self.keep & self.template.passing), tape):
-            events = np.where(keep, change, 0)
+        tape, places = self.tape.rises(lambda buffer: self.held_bytes(buffer, traced_bytes)), self.template.places
+        keep = self.keep[places]
+        for kept, (highest, growth), rise in zip((keep, keep & self.template.passing[places]),
+                                                 (shared.first, shared.later), tape):
+            own = np.where(kept, shared.change, 0)
             if self.partition:
-                events[self.partition.event] = self.partition.size_bytes
-            live = np.cumsum(events)
-            end = int(live[-1])
-            result.append(Rise(max(int(live.max()), end + rise.highest), end + rise.growth))
+                own[np.searchsorted(places, self.partition.event)] = self.partition.size_bytes
+            live = np.cumsum(own)
+            end = int(live[-1]) + growth
+            result.append(Rise(max(int((live + highest).max()), end + rise.highest), end + rise.growth))
         return Rises(*result)
 
     def held_bytes(self, buffer: int, traced_bytes: np.ndarray) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from predictor.common.gpus import Gpu
-from predictor.events.events import FACTORS, MOMENTS, PART, EventList, Factor, Moment, rows_at
+from predictor.events.events import FACTORS, MOMENTS, PART, EventList, Factor, Moment, rows_at, sign
 from predictor.events.sizes import Monomial, Shape, SizeTable, Term
 
 
@@ -61,11 +61,35 @@ def highest_by_moment(live: np.ndarray, step: np.ndarray, moment: np.ndarray) ->
     return result
 
 
-def by_factor(events: EventList, row_bytes: np.ndarray) -> dict[Factor, np.ndarray]:
-    """Live bytes of each factor after each event; they add up to :func:`running_sum`."""
-    change = row_bytes[events.size_row] * events.sign
-    factor = events.buffers.factor[events.buffer]
-    return {name: np.cumsum(np.where(factor == number, change, 0)) for number, name in enumerate(FACTORS)}
+def by_factor(events: EventList, row_bytes: np.ndarray, places: Sequence[int]) -> dict[Factor, np.ndarray]:
+    """Live bytes of each factor after the events at these places, ``int64[places]``.
+
+    They add up to :func:`running_sum`.
+    """
+    def change(part: slice) -> np.ndarray:
+        buffer = events.buffer[part]
+        # exact in float64: sums up to each event are live bytes, far below 2**53
+        return np.bincount(events.buffers.factor[buffer],
+                           row_bytes[events.buffers.size[buffer]] * sign(events.kind[part]), len(FACTORS))
+
+    return dict(zip(FACTORS, _sums_after(np.asarray(places), change).T))
+
+
+def _sums_after(places: np.ndarray, change: Callable[[slice], np.ndarray]) -> np.ndarray:
+    """Sums of changes up to each of these events, ``int64[places, n]``.
+
+    Long runs are read in parts, because columns of all events can take a gigabyte.
+
+    Args:
+        change: gives the ``n`` sums of a part of the events.
+    """
+    ends = np.union1d(places + 1, np.arange(0, places.max(), EVENTS_AT_ONCE)[1:])
+    sums = np.cumsum([change(slice(begin, end)) for begin, end in zip([0, *ends], ends)], axis=0)
+    return sums[np.searchsorted(ends, places + 1)].astype(np.int64)
+
+
+EVENTS_AT_ONCE = 1 << 19
+"""Events of a run that are looked at together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,26 +121,51 @@ def closed_form(events: EventList, *, at_least: Shape) -> ClosedForm:
     Sums are rewritten in ``shape - at_least``, which is not negative. A sum is left out if another sum has no smaller
     coefficient in any term: the other one is then at least as large at every shape.
     """
-    table, size_row, sign = events.sizes, events.size_row, events.sign.astype(np.int64)
-    # Of consecutive allocations, only the last can be a peak.
-    tops = np.flatnonzero((sign > 0) & np.append(sign[1:] <= 0, True))
+    table = events.sizes
     shifted = (table.coefficients @ shift(table.terms, at_least)).T
-    sums = np.stack([np.cumsum(row_bytes[size_row] * sign)[tops] for row_bytes in shifted if row_bytes.any()])
-    order = np.argsort(-sums.sum(axis=0), kind="stable")  # of equal sums the first comes first, and the others go
-    tops, sums = tops[order], sums[:, order]
-    kept: list[int] = []
-    while tops.size:
-        kept.append(int(tops[0]))
-        higher = (sums > sums[:, :1]).any(axis=0)
-        tops, sums = tops[higher], sums[:, higher]
-    index = np.sort(np.array(kept, dtype=np.int64))
-    alive = np.cumsum([np.bincount(size_row[start:end], sign[start:end], len(table))
-                       for start, end in zip([0, *index + 1], index + 1)], axis=0)
-    rows = alive.astype(np.int64) @ table.coefficients
+    index = _not_dominated(events, shifted[shifted.any(axis=1)])
+    alive = _sums_after(index, lambda part: np.bincount(events.buffers.size[events.buffer[part]],
+                                                        sign(events.kind[part]), len(table)))
+    rows = alive @ table.coefficients
     used = rows.any(axis=0)
     used[0] = True  # the constant stays first
     terms = tuple(term for term, needed in zip(table.terms, used) if needed)
     return ClosedForm(SizeTable(terms, rows[:, used]), index)
+
+
+def _not_dominated(events: EventList, coefficients: np.ndarray) -> np.ndarray:
+    """The events after which the sum of live bytes has no other that is at least as large in each coefficient.
+
+    Of equal sums the first is one. Long runs are read in parts, because all sums together can take a gigabyte.
+
+    Args:
+        coefficients: ``int64[terms, rows]``, those of each size.
+    """
+    sums, tops = np.zeros((len(coefficients), 0), np.int64), np.zeros(0, np.int64)
+    live = np.zeros((len(coefficients), 1), np.int64)
+    for begin in range(0, len(events), EVENTS_AT_ONCE):
+        part = slice(begin, begin + EVENTS_AT_ONCE)
+        change, following = sign(events.kind[part]), sign(events.kind[begin + 1 : begin + EVENTS_AT_ONCE + 1])
+        size_row = events.buffers.size[events.buffer[part]]
+        # Of consecutive allocations, only the last can be a peak.
+        last = np.flatnonzero((change > 0) & np.append(following <= 0, np.ones(len(change) - len(following), bool)))
+        new = [live[row] + np.cumsum(of_row[size_row] * change.astype(np.int64))
+               for row, of_row in enumerate(coefficients)]
+        live = np.array([[column[-1]] for column in new])
+        tops, sums = _highest(np.append(tops, last + begin),
+                              np.append(sums, [column[last] for column in new], axis=1))
+    return tops
+
+
+def _highest(tops: np.ndarray, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of columns of sums, with their events, those that no other dominates, in the same order."""
+    order = np.argsort(-sums.sum(axis=0), kind="stable")  # of equal sums the first comes first, and the others go
+    kept: list[int] = []
+    while order.size:
+        kept.append(int(order[0]))
+        order = order[(sums[:, order] > sums[:, kept[-1:]]).any(axis=0)]
+    kept.sort()
+    return tops[kept], sums[:, kept]
 
 
 def shift(terms: Sequence[Term], lower: Shape) -> np.ndarray:

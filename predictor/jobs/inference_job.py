@@ -9,8 +9,8 @@ from typing import Any
 
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.common.last_result import last_result
 from predictor.common.progress import Progress
+from predictor.common.recent_results import RecentResults
 from predictor.engine.generation import Piece, compose
 from predictor.engine.setup import Setup
 from predictor.events.composed_run import Run, evaluate
@@ -95,10 +95,12 @@ class InferenceJob(Job):
         return LOOP
 
 
-@last_result
-def _run_of(pieces: tuple[Piece, ...], setup: Setup, gpu: Gpu, coefficients: tuple[float, ...] | None) -> Run:
-    """The run of these calls; that of long replies takes much memory."""
+def _new_run(pieces: tuple[Piece, ...], setup: Setup, gpu: Gpu, coefficients: tuple[float, ...] | None) -> Run:
+    """The run of these calls."""
     return evaluate(compose(pieces, setup, gpu), 0, pieces[0].shape, gpu, coefficients)
+
+
+_run_of = RecentResults(_new_run, size=lambda *_: 1, most=1)  # that of a long reply takes much memory
 
 
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:

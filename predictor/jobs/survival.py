@@ -15,7 +15,7 @@ import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
 from predictor.allocator.driver import ADDRESSES_BYTES, no_range
-from predictor.allocator.simulate import Columns, Device, Simulation, held_bytes, play, simulate
+from predictor.allocator.simulate import Columns, Device, Simulation, highest_held, play, simulate
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType, rows_at
 from predictor.profile.corrections import Margin
@@ -279,9 +279,9 @@ def record(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | 
     return allocator
 
 
-def held(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Plays the outcome's run again. Returns the bytes that blocks and segments have after each of its events."""
-    return held_bytes(_columns(outcome.run), Device(settings, outcome.limit_bytes, capacity_bytes))
+def highest(outcome: Outcome, settings: AllocatorSettings, capacity_bytes: int | None, ends: np.ndarray) -> np.ndarray:
+    """Plays the outcome's run again. Arguments and result are those of :func:`highest_held`."""
+    return highest_held(_columns(outcome.run), Device(settings, outcome.limit_bytes, capacity_bytes), ends)
 
 
 def minimum_capacity(runs_at: RunsAt, settings: AllocatorSettings, margin: Margin = NO_PROFILE,

@@ -10,8 +10,8 @@ from typing import Any, cast
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
 from predictor.common.gpus import Gpu
-from predictor.common.last_result import last_result
 from predictor.common.progress import Progress
+from predictor.common.recent_results import RecentResults
 from predictor.common.value_types import FrozenMap
 from predictor.engine import loop
 from predictor.engine.engines import Engine, Offloading, load
@@ -43,8 +43,8 @@ from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, communic
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
-MANY_EVENTS = 1 << 19
-"""Events of a micro-step above which a run takes 50 MB and more, so few of them are kept."""
+KEPT_EVENTS = 1 << 22
+"""Limit of the events of all runs together that are kept composed: some 100 MB."""
 MOST_EVENTS = 1 << 21
 """Approximate limit of the events of all simulated ranks together. It is reached by some fifty ranks of a
 7 B model, whose simulation takes one or two seconds."""
@@ -238,7 +238,7 @@ class Job:
     @property
     def traced_events(self) -> int:
         """Number of events of a run that were traced; its engine adds the others."""
-        return STEPS * self.setup.micro_steps * len(self.formula.micro.events)
+        return _traced_events(self.formula, self.setup)
 
     def runs(self, limit_bytes: int | None) -> list[Run]:
         """The runs of all of :meth:`ranks`."""
@@ -442,12 +442,12 @@ def setup_of(workload: Workload, formula: Formula) -> Setup:
 
 
 def engine_of(formula: Formula, setup: Setup) -> Engine:
-    """The engine of a run; its events are independent of the shape. Of long lists the last engine alone is kept.
+    """The engine of a run; its events are independent of the shape. It is kept as :data:`KEPT_EVENTS` allows.
 
     Raises:
         InputError: nothing gets a gradient, or the engine does not model the run.
     """
-    return (_last_engine if len(formula.micro.events) > MANY_EVENTS else _engine_of)(formula, setup)
+    return _engine_of(formula, setup)
 
 
 def _new_engine(formula: Formula, setup: Setup) -> Engine:
@@ -457,7 +457,12 @@ def _new_engine(formula: Formula, setup: Setup) -> Engine:
     return load(setup.engine)(_in_loop(formula.micro, setup.keep_outputs), setup)
 
 
-_engine_of, _last_engine = lru_cache(maxsize=8)(_new_engine), last_result(_new_engine)
+def _traced_events(formula: Formula, setup: Setup, *_: int) -> int:
+    """Number of events of a run that were traced; its engine adds the others."""
+    return STEPS * setup.micro_steps * len(formula.micro.events)
+
+
+_engine_of = RecentResults(_new_engine, _traced_events, KEPT_EVENTS)
 
 
 @lru_cache(maxsize=8)
@@ -476,12 +481,12 @@ def different_ranks(engine: Engine, world_size: int) -> tuple[int, ...]:
 
 
 def compose(formula: Formula, setup: Setup, rank: int) -> EventList:
-    """The events of a whole run of one rank, independent of the shape. Of long lists the last alone is kept."""
-    return (_last_composed if len(formula.micro.events) > MANY_EVENTS else _composed)(formula, setup, rank)
+    """The events of a whole run of one rank, independent of the shape. It is kept as :data:`KEPT_EVENTS` allows."""
+    return _composed(formula, setup, rank)
 
 
 def _new_composed(formula: Formula, setup: Setup, rank: int) -> EventList:
     return loop.with_frees(engine_of(formula, setup).rank(rank), formula.micro, setup)
 
 
-_composed, _last_composed = lru_cache(maxsize=64)(_new_composed), last_result(_new_composed)
+_composed = RecentResults(_new_composed, _traced_events, KEPT_EVENTS)

@@ -19,7 +19,8 @@ WORDS = ("--json", "--details")
 """Options that an answer gets soon with. ``--remedies``, ``--minimum-capacity`` and ``--maximum-load`` search, and say how far they are; ``--loops`` simulates
 up to eleven loops of ten steps."""
 MOST_PICTURES = 20
-"""Pictures of a micro-batch up to which bounds are kept. With more large pictures a step of Qwen2.5-VL has over a million allocations, until it is refused."""
+"""Pictures up to which bounds are kept, of all micro-batches of a step that are simulated, which are at most three. With more large pictures a step of
+Qwen2.5-VL has over a million allocations, until it is refused."""
 TOO_MANY = 100
 """Large pictures of a micro-batch from which on Qwen2.5-VL is refused."""
 
@@ -63,7 +64,11 @@ def _trainings(draw: st.DrawFn) -> dict[str, object]:
             "rank": st.sampled_from(("worst", 0, 1)), "sequence_length": st.sampled_from((64, 1024, 2047, 8192, 131_072)),
             "images_per_sample": st.sampled_from((0, 1, 2, 3, 8, 20, 1000, 4096)), "image_size": st.sampled_from(("28x28", "224x224", "336x336", "768x1024", "1024x1024", "4096x4096"))}
     keys |= {name: draw(made[name]) for name in several}
+    if job.model.startswith("qwen2.5-vl") and draw(st.integers(0, 2)) == 0:  # as many pictures as bounds are kept with
+        micro_steps = draw(st.sampled_from((1, 2, 3)))
+        return keys | {"per_device_train_batch_size": draw(st.integers(1, MOST_PICTURES // micro_steps)), "images_per_sample": 1, "image_size": "768x1024",
+                       "gradient_accumulation_steps": micro_steps if micro_steps < 3 else draw(st.integers(3, 999)), "sequence_length": draw(st.sampled_from((8192, 32_768)))}
     pictures = (keys.get("images_per_sample") or 1) * (keys.get("per_device_train_batch_size") or 1)
-    if MOST_PICTURES < pictures < TOO_MANY:
-        keys["images_per_sample"] = 1
+    if pictures < TOO_MANY and pictures * min(3, keys.get("gradient_accumulation_steps") or 1) > MOST_PICTURES:
+        keys |= {"images_per_sample": 1, "gradient_accumulation_steps": 1}
     return keys

@@ -37,7 +37,7 @@ shapes = st.builds(lambda b, i, text: Shape(b, TOKENS * i + text, b * i), st.int
 def test_factors_add_up_to_the_total_at_every_event(shape, degree):
     events = composed(degree, rank=max(degree - 1, 0))
     bytes_ = events.sizes.at(shape, H100)
-    split = timeline.by_factor(events, bytes_)
+    split = timeline.by_factor(events, bytes_, range(len(events)))
     assert np.array_equal(sum(split.values()), timeline.running_sum(events, bytes_))
     assert all((curve >= 0).all() for curve in split.values())
 
@@ -80,7 +80,7 @@ def test_steps_two_and_three_are_alike():
 def test_optimizer_states_appear_in_the_first_step():
     events = composed(1)
     sizes = events.sizes.at(Shape(2, 64, 2), H100)
-    states = timeline.by_factor(events, sizes)[Factor.OPTIMIZER_STATES]
+    states = timeline.by_factor(events, sizes, range(len(events)))[Factor.OPTIMIZER_STATES]
     trainable = sum(p.numel for p in made(key()).facts.parameters if p.trainable)
     padded = sum(-(-n // 2) * 2 for n in group_sizes())
     assert states[events.step == 0][-1] == 4 * padded
