@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predictor.allocator import AllocatorSettings
 from predictor.answer.attribution import FLAT, attributed
 from predictor.answer.cautions import cautions
 from predictor.answer.prediction import Bound, Candidate, OutOfMemory, Peak, Prediction, Timeline

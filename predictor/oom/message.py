@@ -223,19 +223,22 @@ def _of(stream: Stream) -> Iterator[Message]:
     text, starts = stream.text(), stream.starts()
     beginnings = sorted([*_matches(_BEGINNING, text, Kind.ALLOCATOR), *_matches(_ASYNC, text, Kind.ASYNC_ALLOCATOR)],
                         key=lambda item: item[0].start())
+    index = -1
     for number, (match, kind) in enumerate(beginnings):
         following = beginnings[number + 1][0].start() if number + 1 < len(beginnings) else len(text)
         end = min(following, match.start() + LONGEST_MESSAGE)
         traceback = _END.search(text, match.end(), end)
         end = traceback.start() if traceback else end
-        index = line_at(starts, match.start())
-        yield _read(match, kind, text[match.start():end], stream, index)
+        after, index = index, line_at(starts, match.start())
+        yield _read(match, kind, text[match.start():end], stream, index, after)
     for name, pattern in _LIBRARIES:
+        index = -1
         for match in pattern.finditer(text):
-            index = line_at(starts, match.start())
+            after, index = index, line_at(starts, match.start())
             asked = match.groupdict().get("requested")
             yield Message(Kind.LIBRARY, name, stream.source, stream.numbers[index],
-                          requested=Amount(int(asked)) if asked else None, place=place_of(stream.lines, index))
+                          requested=Amount(int(asked)) if asked else None,
+                          place=place_of(stream.lines, index, after))
 
 
 def _matches(pattern: re.Pattern[str], text: str, kind: Kind) -> Iterator[tuple[re.Match[str], Kind]]:
@@ -244,8 +247,14 @@ def _matches(pattern: re.Pattern[str], text: str, kind: Kind) -> Iterator[tuple[
             yield match, kind
 
 
-def _read(match: re.Match[str], kind: Kind, text: str, stream: Stream, index: int) -> Message:
-    """The message that begins with a match. ``text`` reaches to its end."""
+def _read(match: re.Match[str], kind: Kind, text: str, stream: Stream, index: int,
+          after: int) -> Message:
+    """The message that begins with a match. ``text`` reaches to its end.
+
+    Args:
+        index: its line in the stream.
+        after: that of the message before; -1 if there is none.
+    """
     values = {name: _first(pattern, text) for name, pattern in _FIELDS.items()}
     device = _DEVICE.search(text)
     number = match["device"] if kind is Kind.ASYNC_ALLOCATOR else device and device[1]
@@ -258,7 +267,7 @@ def _read(match: re.Match[str], kind: Kind, text: str, stream: Stream, index: in
         kind, _wording(kind, text), stream.source, stream.numbers[index], device=int(number) if number else None,
         requested=values["requested"], capacity=values["capacity"], free=_known(values["free"]),
         allowed=_known(values["allowed"]), this_process=_known(values["this_process"]),
-        place=place_of(stream.lines, index),
+        place=place_of(stream.lines, index, after),
         processes=tuple(process for process in processes if _known(process.memory)),
         allocated=allocated, idle=idle, pools=values["pools"], reserved=reserved)
 

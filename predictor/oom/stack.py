@@ -91,10 +91,14 @@ _TORCH = re.compile(rf"/(?:site-packages|dist-packages)/torch/|{EMULATOR}|^<")
 _INSTALLED = re.compile(rf"/(?:site-packages|dist-packages)/|/lib/python3[^/]*/|{EMULATOR}|^<")
 
 
-def place_of(lines: Sequence[str], index: int) -> Place | None:
-    """The place that the traceback before line ``index`` tells; None if there is none right before it."""
+def place_of(lines: Sequence[str], index: int, after: int = -1) -> Place | None:
+    """The place that the traceback before line ``index`` tells; None if there is none right before it.
+
+    Args:
+        after: line of the message before; -1 if there is none. The traceback begins after it.
+    """
     frames: list[Frame] = []  # innermost first
-    for distance in range(1, min(index, MOST_LINES) + 1):
+    for distance in range(1, min(index - after - 1, MOST_LINES) + 1):
         line = lines[index - distance]
         frame = _frame(line)
         if frame is not None:
