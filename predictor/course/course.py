@@ -17,7 +17,7 @@ from predictor.common.errors import InputError
 from predictor.common.progress import Progress, Tell, silent
 from predictor.course import cures
 from predictor.course.cures import Cure, Setting
-from predictor.course.evaluation import Evaluating, EvaluationRuns
+from predictor.course.evaluation import Evaluating, EvaluationRuns, sampler_of
 from predictor.course.intervals import exact
 from predictor.course.runs import Batch, BatchRuns
 from predictor.course.sampler import Sampler, Sampling, Step
@@ -267,13 +267,10 @@ class Simulation:
         self.steps = request.steps or max(1, math.ceil((request.epochs or 0) * self.steps_per_epoch))
         if self.steps > MOST_STEPS:
             raise InputError(f"epochs {request.epochs}: are {self.steps:,} steps, more than {MOST_STEPS:,}: give fewer")
+        self._check_evaluated(request.evaluating)
         self._evaluations: dict[int, EvaluationRuns] = {}
         eval_size = request.evaluating.size if request.evaluating else None
         self._evaluation = self._in_batches_of(eval_size)
-        evaluated = self.steps // self._evaluation.every * len(self._evaluation) if self._evaluation else 0
-        if evaluated > MOST_STEPS:
-            raise InputError(f"eval_steps: {evaluated:,} batches are evaluated, more than {MOST_STEPS:,}: give fewer "
-                             "steps, or fewer samples to evaluate")
         self._drawn: dict[Sampling, list[Step]] = {}
         first = self._runs.batch(self.drawn(request.sampling)[0].batches[0][0])
         self.job: Job = self._runs.job(first)
@@ -284,6 +281,19 @@ class Simulation:
             different[place * (len(different) - 1) // (MOST_RANKS - 1)] for place in range(MOST_RANKS)]
         self._left_out = len(different) - len(self._ranks)
         self._setting = Setting(workload.allocator_conf or "", request.empty_cache_steps, request.sampling, eval_size)
+
+    def _check_evaluated(self, evaluating: Evaluating | None) -> None:
+        """Checks that all evaluations together have few enough batches.
+
+        Raises:
+            InputError: they have too many.
+        """
+        if evaluating is None or evaluating.every > self.steps:
+            return
+        of_one = sampler_of(self._workload, evaluating, self._request.sampling.packing).steps_per_epoch
+        if (evaluated := self.steps // evaluating.every * of_one) > MOST_STEPS:
+            raise InputError(f"eval_steps: {evaluated:,} batches are evaluated, more than {MOST_STEPS:,}: give fewer "
+                             "steps, or fewer samples to evaluate")
 
     @property
     def tokens_per_image(self) -> int:

@@ -64,8 +64,7 @@ class EvaluationRuns(BatchRuns):
                  progress: Progress | None = None) -> None:
         super().__init__(workload, evaluating.samples, progress)
         self.every = evaluating.every
-        sampler = replace(Sampler.of(evaluating.samples.tokens, workload, Sampling("sequential", packing=packing)),
-                          size=evaluating.size, micro_steps=1)
+        sampler = sampler_of(workload, evaluating, packing)
         self._turns = [step.batches[0] for step in sampler.steps(sampler.steps_per_epoch)]
         self._parts: dict[MicroStep, Part] = {}
         self.check(self.batch(indices) for turn in self._turns for indices in turn)
@@ -95,6 +94,12 @@ class EvaluationRuns(BatchRuns):
 
     def _is_missing(self, request: Request) -> bool:
         return training_job.needs_trace(request, evaluation=True)
+
+
+def sampler_of(workload: Workload, evaluating: Evaluating, packing: str) -> Sampler:
+    """Gives an evaluation's batches; those of an epoch are those of one evaluation. Arguments as above."""
+    return replace(Sampler.of(evaluating.samples.tokens, workload, Sampling("sequential", packing=packing)),
+                   size=evaluating.size, micro_steps=1)
 
 
 def forward_of(micro: MicroStep) -> Part:

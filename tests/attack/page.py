@@ -185,9 +185,9 @@ def _formats(summary: Summary) -> Iterator[str]:
                 "700 MB and 5 s that no input changes, counts in neither bound: the memory is what an input adds.", "",
                 "Commands get inputs of predict, explain, models, profiles, schema, fits, oom, replay and samples. Not fuzzed: plan, explore, report, learn,",
                 "calibrate, measure and dryrun, what runs other programs (`--run`, `--python`), and what may take longer: options that search",
-                "(`--maximum-load`, `--remedies`), `--loops`, which simulates up to eleven loops of ten steps, courses of more than two steps, of several seeds or of steps with hundreds of micro-batches, and micro-steps with between 20 and 100 pictures:",
-                "from some 22 large ones on, a step of Qwen2.5-VL has over a million allocations, and takes up to ten seconds and 0.7 GB, until it is refused",
-                "from 49 on. Jobs of FSDP are refused for want of a formula, but for those that were measured: how long they take on many GPUs is not seen here.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
+                "(`--maximum-load`, `--remedies`), `--loops`, which simulates up to eleven loops of ten steps, courses of more than two steps, of several seeds, of steps with hundreds of micro-batches or with evaluations of thousands of batches, and steps with",
+                "more than 20 pictures in the micro-batches that are simulated, which are at most three: with more large ones a step of Qwen2.5-VL has over a",
+                "million allocations, and takes up to ten seconds and 1 GB, until a micro-batch is refused from 49 on. Jobs of FSDP are refused for want of a formula, but for those that were measured: how long they take on many GPUs is not seen here.", "", "| format | inputs | distinct | refused | for want of a formula | findings | longest (s) | by the clock (s) | most memory (MB) |",
                 "|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, (inputs, refused, findings, seconds, size, untraced, clock) in sorted(summary.formats.items()):
         yield f"| {name} | {inputs:,.0f} | {len(summary.distinct[name]):,} | {refused:,.0f} | {untraced:,.0f} | {findings:.0f} | {seconds:.1f} | {'not kept' if clock is None else f'{clock:.1f}'} | {size / 1e6:.0f} |"
