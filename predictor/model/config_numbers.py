@@ -47,8 +47,8 @@ def check(document: dict[str, Any], name: str) -> None:
         name: the configuration's file, for messages.
 
     Raises:
-        InputError: a number is not finite, or beyond its key's limits; or its key is a slip of one letter, which
-            transformers would ignore.
+        InputError: a number is not finite, or beyond its key's limits; its key is a slip of one letter, which
+            transformers would ignore; or heads do not share the heads of keys and values evenly.
     """
     _check_keys(document, name)
     for where, key, value in _values(document):
@@ -61,13 +61,27 @@ def check(document: dict[str, Any], name: str) -> None:
             raise InputError(f"{name}: {where} is {value}: give a finite number")
         elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise InputError(f"{name}: {where} is {quoted(value, 60)}: give a number that fits into 64 bits")
+    _check_heads(document, name)
+
+
+def _check_heads(document: dict[str, Any], name: str) -> None:
+    """Rejects heads that attention cannot share out, which the meta device, on which models are traced, lets pass."""
+    for section in _sections(document):
+        heads, shared = section.get("num_attention_heads"), section.get("num_key_value_heads")
+        if type(heads) is int and type(shared) is int and heads % shared:
+            raise InputError(f"{name}: num_attention_heads is {heads} and num_key_value_heads is {shared}: give a "
+                             "multiple of num_key_value_heads")
+
+
+def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    waiting = [document]
+    while waiting:
+        yield (section := waiting.pop())
+        waiting += [value for value in section.values() if isinstance(value, dict)]
 
 
 def _check_keys(document: dict[str, Any], name: str) -> None:
-    waiting = [document]
-    while waiting:
-        section = waiting.pop()
-        waiting += [value for value in section.values() if isinstance(value, dict)]
+    for section in _sections(document):
         for key in (key for key, value in section.items() if type(value) is int and key not in LIMITS):
             meant = difflib.get_close_matches(key[:LONGEST_KEY], LIMITS, n=1, cutoff=ONE_LETTER)
             if meant and meant[0] not in section:

@@ -55,6 +55,12 @@ def test_numbers_of_sections_are_checked(tmp_path, section):
     assert refused(tmp_path, document) == f"{section}.num_hidden_layers is 0: give a whole number from 1 to 1,000"
 
 
+def test_heads_that_keys_and_values_are_not_shared_by_evenly_are_refused(tmp_path):
+    document = {"model_type": "llava", "text_config": LLAMA | {"num_attention_heads": 32, "num_key_value_heads": 7}}
+    assert refused(tmp_path, document) == ("num_attention_heads is 32 and num_key_value_heads is 7: give a multiple of "
+                                           "num_key_value_heads")
+
+
 @pytest.mark.parametrize("name", models.known_names())
 def test_known_models_pass(name):
     config_numbers.check(models.find(name).document, name)
