@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from predictor.allocator.constants import ROUNDUP_INTERVALS
-from predictor.allocator.driver import no_range
+from predictor.allocator.driver import NoRange
 
 NONE = -1
 """No limit, and no index."""
@@ -95,7 +95,7 @@ def _with_addresses(result: int, counters: Counters) -> int:
         InputError: it had not.
     """
     if result == NO_RANGE:
-        raise no_range(counters.tried)
+        raise NoRange(counters.tried)
     return result
 
 

@@ -54,11 +54,12 @@ def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def no_range(size: int) -> InputError:
-    """The error where no addresses are left for so many bytes."""
-    tebibytes = ADDRESSES_BYTES >> 40
-    return InputError(f"the job asks for {size:,} bytes, more than is left of a GPU's {tebibytes} TiB of addresses: "
-                      "check its batch, its sequence length and its buckets")
+class NoRange(InputError):
+    """No addresses are left for so many bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the job asks for {size:,} bytes, more than is left of a GPU's {ADDRESSES_BYTES >> 40} TiB "
+                         "of addresses: check its batch, its sequence length and its buckets")
 
 
 class SimulatedDriver:
@@ -97,7 +98,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start + taken, end)] if start + taken < end else []
                 self._sizes[start] = taken
                 return start
-        raise no_range(taken)
+        raise NoRange(taken)
 
     def _reserve_highest(self, size: int, taken: int) -> int:
         """The end of the highest gap with room for ``taken`` addresses."""
@@ -107,7 +108,7 @@ class SimulatedDriver:
                 self._gaps[index : index + 1] = [(start, end - taken)] if start + taken < end else []
                 self._sizes[end - taken] = size
                 return end - taken
-        raise no_range(taken)
+        raise NoRange(taken)
 
     def unreserve(self, address: int) -> None:
         start, end = address, address + _round_up(self._sizes.pop(address), self._unit)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.allocator import AllocatorSettings, CachingAllocator, SimulatedDriver
-from predictor.allocator.driver import ADDRESSES_BYTES, no_range
+from predictor.allocator.driver import ADDRESSES_BYTES, NoRange, reported_bytes
 from predictor.allocator.simulate import Columns, Device, Simulation, highest_held, play, simulate
 from predictor.events.composed_run import Run
 from predictor.events.events import EventType, rows_at
@@ -84,6 +84,12 @@ class Outcome:
         return (self.allocated[1] if self.allocated else self.simulation).peak_allocated_bytes
 
 
+NO_LIMIT_BYTES = 16 << 40
+"""What PyTorch can reserve on a GPU without a limit, for jobs that request less than half of it. Blocks that grow from
+call to call, as those of a cache of keys and values, would fill all addresses, because nothing is given back before a
+request is refused."""
+
+
 def completions(run: Run) -> tuple[str, ...]:
     """The completion modes to simulate: GPU events complete at once, or only when the host synchronizes.
 
@@ -106,8 +112,15 @@ def simulate_run(run: Run, settings: AllocatorSettings, *, completion: str = "im
         InputError: the job needs more addresses than a GPU has.
     """
     if run.peak > ADDRESSES_BYTES:
-        raise no_range(run.peak)
-    return simulate(_columns(run), Device(settings, limit_bytes, total_bytes, completion))
+        raise NoRange(run.peak)
+    if limit_bytes is not None:
+        return simulate(_columns(run), Device(settings, limit_bytes, total_bytes, completion))
+    total_bytes = reported_bytes(None, total_bytes)
+    limit_bytes = min(max(NO_LIMIT_BYTES, 2 * run.peak), ADDRESSES_BYTES // 4 * 3)
+    simulation = simulate(_columns(run), Device(settings, limit_bytes, total_bytes, completion))
+    if simulation.out_of_memory is not None:
+        raise NoRange(simulation.out_of_memory.requested_bytes)
+    return simulation
 
 
 def play_on(allocator: CachingAllocator, run: Run, event_types: Iterable[int]) -> Simulation:

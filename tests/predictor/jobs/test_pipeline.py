@@ -215,7 +215,7 @@ FILES = [
     ("{", "not valid JSON"),
     ("[]", "model_type"),
     ('{"model_type": "llava", "text_config": {"model_type": "no_such"}}', "transformers cannot build it"),
-    (json.dumps(small_config(num_attention_heads=5)), "transformers cannot build it"),
+    (json.dumps(small_config(num_attention_heads=5, num_key_value_heads=5)), "transformers cannot build it"),
 ]
 
 

@@ -97,6 +97,15 @@ def test_a_job_that_does_not_fit_is_shown_as_it_would_be_and_where_it_fails():
     assert outcome.failure.simulation.out_of_memory.requested_bytes == GIB
 
 
+def test_growing_blocks_do_not_fill_all_addresses_without_a_limit():
+    rows = [(kind, buffer) for buffer in range(500) for kind in (1, -1)]
+    sizes = [(buffer + 1) * GIB for buffer in range(500)]  # 122 TiB together, and none reuses the blocks before
+    outcome = survival.judge(lambda _: one(rows, sizes), DEFAULT, 80 * GIB)
+    assert outcome.verdict == "does_not_fit"
+    assert outcome.simulation.peak_allocated_bytes == 500 * GIB
+    assert 15 * 1024 * GIB < outcome.simulation.peak_reserved_bytes <= survival.NO_LIMIT_BYTES == 16 * 1024 * GIB
+
+
 def test_cached_segments_are_given_back_before_it_fails():
     freed_before = [(1, 0), (-1, 0), (1, 1)]  # 2 GiB cached, too small for 3 GiB
     assert survival.minimum_capacity(lambda _: one(freed_before, [2 * GIB, 3 * GIB]), DEFAULT) == \
