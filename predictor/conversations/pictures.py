@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ORIENTATION = 0x0112
 """The tag of EXIF that says how a picture is turned. From 5 on, height and width change places."""
 SIDEWAYS = 5
+MOST_READS, MOST_BYTES = 1_000_000, 64 << 20
+"""Calls with which the header of a picture is read, and bytes that they give. Pillow reads some formats whole."""
 MOST_PIXELS = 50_000_000
 """Pixels of a picture. Each size is given to the processor as a blank picture, which takes ten bytes a pixel."""
 MOST_TIMES_AS_LONG = 200
@@ -49,7 +51,7 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
     with _opened(said, folder, where) as (stream, name), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of large pictures, of which nothing is decompressed, and of odd tags
         try:
-            with Image.open(stream) as picture:
+            with Image.open(_Header(stream)) as picture:  # type: ignore[arg-type]
                 width, height = picture.size
                 # a PNG's own getexif would load all pixels, to look for a chunk behind them
                 turned = Image.Image.getexif(picture).get(ORIENTATION, 1)
@@ -61,6 +63,26 @@ def size(said: Any, folder: str, where: str) -> tuple[int, int]:
         raise InputError(f"{where}: {name}: has {width:,} x {height:,} pixels: must have {MOST_PIXELS:,} in all at "
                          f"most, and sides of which none is more than {MOST_TIMES_AS_LONG} times the other")
     return (width, height) if isinstance(turned, int) and turned >= SIDEWAYS else (height, width)
+
+
+class _Header:
+    """A file of which only so much is read as a header may take."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._reads, self._bytes = stream, 0, 0
+        self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
+
+    def read(self, size: int = -1) -> bytes:
+        return self._counted(self._stream.read(min(size, MOST_BYTES + 1) if size >= 0 else MOST_BYTES + 1))
+
+    def readline(self, size: int = -1) -> bytes:
+        return self._counted(self._stream.readline(min(size, MOST_BYTES + 1) if size >= 0 else MOST_BYTES + 1))
+
+    def _counted(self, part: bytes) -> bytes:
+        self._reads, self._bytes = self._reads + 1, self._bytes + len(part)
+        if self._reads > MOST_READS or self._bytes > MOST_BYTES:
+            raise ValueError("its header is too long")
+        return part
 
 
 @contextmanager

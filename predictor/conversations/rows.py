@@ -25,8 +25,10 @@ LARGEST_FILE_BYTES = 2 << 30
 """Bytes of a file, and of what the rows of a Parquet file unpack to."""
 AT_ONCE = 16
 """Rows of a Parquet file that are unpacked together: a few bytes of it may stand for many."""
-MOST_TIMES, SPARE_BYTES = 64, 128 << 20
+MOST_TIMES, SPARE_BYTES = 64, 64 << 20
 """Most by which a Parquet file may grow when it is unpacked: so many times its bytes, and so many bytes more."""
+SPARE_ROWS = 200_000
+"""Rows of a Parquet file of any size. A larger file has at most one for each byte."""
 OBJECT_BYTES = 50
 """Memory of any value in Python, about."""
 MARKER = "<image>"
@@ -100,6 +102,8 @@ def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
         number = unpacked = 0
         try:
             file = parquet.ParquetFile(stream, buffer_size=CHUNK_BYTES)
+            if file.metadata.num_rows > max(SPARE_ROWS, size):
+                raise InputError(f"{name}: has {file.metadata.num_rows:,} rows in {size:,} bytes: give fewer rows")
             groups = range(file.metadata.num_row_groups)
             _check_unpacked(sum(file.metadata.row_group(group).total_byte_size for group in groups), most, name)
             for batch in file.iter_batches(AT_ONCE):

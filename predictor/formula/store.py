@@ -226,7 +226,9 @@ def _existing(key: Key) -> Formula | None:
     cached = _cached(key)
     if cached is not None:
         with contextlib.suppress(OSError, InputError):  # a damaged file is traced again
-            return _load(cached, cached.stat().st_mtime_ns)
+            found = _load(cached, cached.stat().st_mtime_ns)
+            if found.provenance.get("key") == key.document():  # else another's file has its name
+                return found
     return _NOT_KEPT.get(key.filename())
 
 
@@ -238,7 +240,8 @@ def has(keys: Iterable[Key]) -> bool:
 
 def _is_split(key: Key) -> bool:
     cached = _cached(key)
-    return key.filename() in _SPLIT or (cached is not None and cached.with_suffix(SPLIT_SUFFIX).is_file())
+    return key.filename() in _SPLIT or (
+        cached is not None and os.path.isfile(cached.with_suffix(SPLIT_SUFFIX)))
 
 
 def _remember_split(key: Key) -> None:

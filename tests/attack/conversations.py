@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.attack import values
@@ -85,7 +86,10 @@ def parquet(draw: st.DrawFn) -> Input:
     import pyarrow as pa
     from pyarrow import parquet as files
 
-    if values.seldom(draw, 100):  # a few bytes that stand for 0.1 to 10 GB
+    if values.seldom(draw, 100):  # a few bytes that stand for many rows
+        rows = np.zeros(draw(st.sampled_from((100_000, 200_000, 1_000_000))), np.int32)
+        table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array(rows), pa.array([draw(st.sampled_from(("", "x", "x" * 100)))]))})
+    elif values.seldom(draw, 100):  # or for 0.1 to 10 GB
         text = pa.array(["a" * draw(st.sampled_from((100_000, 1_000_000)))])
         table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * draw(st.sampled_from((1_000, 10_000))), pa.int32()), text)})
     else:
@@ -110,6 +114,11 @@ def parquet(draw: st.DrawFn) -> Input:
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "ICO", "PPM", "TGA", "PCX", "JPEG2000", "AVIF", "DDS", "SGI", "IM", "ICNS")
 
 
+ENDLESS = ((b"\xff\xd8", b"\xff"), (b"\xff\xd8", b"\xff\xe1\0\4ab"), (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"%a: b\n"), (b"P6", b" "),
+           (b"GIF89a\1\0\1\0\0\0\0", b"!\xfe\1a\0"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\1tEXta\xe8\xb7\xbeC"))
+"""The beginning of a picture, and a piece of its header that may be there any number of times."""
+
+
 @cache
 def small_picture(form: str, orientation: int = 0, side: int = 24) -> bytes:
     """A picture's file, with the orientation that EXIF says, if any."""
@@ -129,6 +138,9 @@ def small_picture(form: str, orientation: int = 0, side: int = 24) -> bytes:
 @st.composite
 def picture_files(draw: st.DrawFn) -> bytes:
     """Pictures' files, in half of the cases with bytes of their header changed, cut off, or repeated."""
+    if values.seldom(draw, 30):  # a header that does not end
+        begin, piece = draw(st.sampled_from(ENDLESS))
+        return begin + piece * draw(st.sampled_from((1 << 18, 1 << 22)))
     content = small_picture(draw(st.sampled_from(FORMATS)), draw(st.sampled_from((0, 0, 1, 6, 9))), draw(st.sampled_from((24, 1, 300))))
     for _ in range(draw(st.sampled_from((0, 0, 1, 3)))):
         place = draw(st.integers(0, min(len(content), 120) - 1))

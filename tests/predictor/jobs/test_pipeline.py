@@ -177,6 +177,21 @@ def test_what_cannot_be_answered_is_one_line(model, keys, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_cached_formula_of_other_settings_is_made_again(model, cache):
+    first = predict(workload(model))
+    [kept] = (cache / "formulas").glob("*.npz")
+    predict(workload(model, gradient_checkpointing=False))
+    [other] = {*(cache / "formulas").glob("*.npz")} - {kept}
+    kept.write_bytes(other.read_bytes())
+    assert predict(workload(model)).to_json() == first.to_json()
+
+
+def test_a_cache_with_a_name_that_no_file_can_have_is_only_slower(model, monkeypatch):
+    monkeypatch.setenv("PEAKCAST_CACHE", "/tmp/" + "a" * 300)
+    monkeypatch.setattr("predictor.formula.store._NOT_KEPT", {})
+    assert predict(workload(model)).peak_requested_bytes > 0
+
+
 def test_a_damaged_cached_formula_is_made_again(model, cache):
     first = predict(workload(model))
     kept = next((cache / "formulas").iterdir())
