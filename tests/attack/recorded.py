@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import io
 import json
@@ -282,10 +283,19 @@ def model_configurations() -> tuple[Any, ...]:
     return tuple(json.loads(path.read_text()) for path in sorted((ROOT / "predictor/model/configs").glob("*.json")))
 
 
+LOOKED_AT = ("model_type", "architectures", "image_size", "text_config", "vision_config", "num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
+
+
 @st.composite
 def model_files(draw: st.DrawFn) -> Input:
-    """A model's ``config.json``, changed anywhere."""
-    document = draw(values.changed(draw(st.sampled_from(model_configurations()))))
+    """A model's ``config.json``, changed anywhere, or in what is looked at before the model is built."""
+    document = draw(st.sampled_from(model_configurations()))
+    if values.seldom(draw, 3):
+        document = copy.deepcopy(document)
+        section = draw(st.sampled_from([document, *(value for value in document.values() if isinstance(value, dict))]))
+        section[draw(st.sampled_from(LOOKED_AT))] = draw(values.odd())
+    else:
+        document = draw(values.changed(document))
     files = {"config.json": draw(written(document, "json"))}
     if values.seldom(draw, 4):
         settings = {"image_processor_type": "X", "size": {"height": 336, "width": 336}, "max_pixels": 1000000, "crop_size": 3}
