@@ -29,6 +29,8 @@ MOST_TIMES, SPARE_BYTES = 64, 64 << 20
 """Most by which a Parquet file may grow when it is unpacked: so many times its bytes, and so many bytes more."""
 SPARE_ROWS = 200_000
 """Rows of a Parquet file of any size. A larger file has at most one for each byte."""
+MOST_GROUPS = 10_000
+"""Row groups of a Parquet file. Writers make one of thousands of rows."""
 OBJECT_BYTES = 50
 """Memory of any value in Python, about."""
 MARKER = "<image>"
@@ -104,6 +106,9 @@ def _parquet(path: str, name: str) -> Iterator[tuple[str, Any]]:
             file = parquet.ParquetFile(stream, buffer_size=CHUNK_BYTES)
             if file.metadata.num_rows > max(SPARE_ROWS, size):
                 raise InputError(f"{name}: has {file.metadata.num_rows:,} rows in {size:,} bytes: give fewer rows")
+            if file.metadata.num_row_groups > MOST_GROUPS:
+                raise InputError(f"{name}: has {file.metadata.num_row_groups:,} row groups: write it with at most "
+                                 f"{MOST_GROUPS:,}")
             groups = range(file.metadata.num_row_groups)
             _check_unpacked(sum(file.metadata.row_group(group).total_byte_size for group in groups), most, name)
             for batch in file.iter_batches(AT_ONCE):

@@ -124,3 +124,12 @@ def test_a_few_bytes_of_parquet_do_not_unpack_to_millions_of_rows(tmp_path):
     parquet.write_table(pa.table({"text": pa.array(["x"] * 300_000)}), tmp_path / "d.parquet")
     with pytest.raises(InputError, match=r"d.parquet: has 300,000 rows in .* bytes: give fewer rows"):
         rows.read(str(tmp_path / "d.parquet"))
+
+
+def test_parquet_with_a_group_for_each_row_is_refused(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": pa.array(["x"] * 10_001)}), tmp_path / "d.parquet", row_group_size=1)
+    with pytest.raises(InputError, match=r"d.parquet: has 10,001 row groups: write it with at most 10,000"):
+        rows.read(str(tmp_path / "d.parquet"))
