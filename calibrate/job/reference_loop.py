@@ -136,17 +136,17 @@ def build_model(workload: Workload):
         trl_loss.add_trainer(model)
     elif workload.loss == "label_smoothing":
         smoothed_loss.apply(model)
-    if workload.neftune_noise_alpha is not None:
-        noisy_embeddings.apply(model)
     return checkpointed(model, workload)
 
 
 def checkpointed(model, workload: Workload):
-    """The same model with the workload's activation checkpointing and no-grad modules set up."""
+    """The same model with the workload's activation checkpointing, no-grad modules and noise set up."""
     if workload.gradient_checkpointing:
         parser.checkpoint(model, **workload.gradient_checkpointing_kwargs,
                           modules=workload.gradient_checkpointing_modules)
     parser.without_grad(model, workload.no_grad)
+    if workload.neftune_noise_alpha is not None:
+        noisy_embeddings.apply(model)
     return model
 
 

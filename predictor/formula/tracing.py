@@ -154,11 +154,11 @@ def _prepared(config: ModelConfig, key: Key) -> _Traced:
         trl_loss.add_trainer(model)
     elif key.loss == smoothed_loss.LABEL_SMOOTHING:
         smoothed_loss.apply(model)
-    if key.noise:
-        noisy_embeddings.apply(model)
     if key.checkpointing != "off":
         parser.checkpoint(model, use_reentrant=key.checkpointing == "reentrant", **dict(key.checkpointing_kwargs))
     parser.without_grad(model, key.no_grad)
+    if key.noise:
+        noisy_embeddings.apply(model)
     inputs = inputs_of(at_shape, model, key.image_sizes, key.video_frames, key.dtype)
     if own:
         code_models.on_meta(model)

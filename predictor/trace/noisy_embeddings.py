@@ -13,7 +13,11 @@ ALPHA = 5.0
 
 
 def apply(model) -> None:
-    """Adds noise to the output of a model's embeddings while it trains; in place."""
+    """Adds noise to the output of a model's embeddings while it trains; in place.
+
+    Call it after checkpointing was set up, as the Trainer does. peft then makes the embeddings' output a leaf that
+    requires a gradient, and the noise is added to that.
+    """
     embeddings = model.get_input_embeddings()
     embeddings.neftune_noise_alpha = ALPHA
     embeddings.register_forward_hook(_hook())

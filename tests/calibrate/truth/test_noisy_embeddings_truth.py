@@ -16,6 +16,8 @@ pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
     {"padding": "right", "gradient_accumulation_steps": 2, "gradient_checkpointing": False},
     {"mixed_precision": "bf16", "dtype": "fp32"},
     {"recipe": "lora", "lora": {"r": 8}, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+    {"recipe": "lora", "lora": {"r": 8}, "gradient_checkpointing": False},
+    {"recipe": "lora", "lora": {"r": 8}, "quantization": {"load_in_4bit": True}},
     {"engine": "ddp", "data_parallel_size": 2},
     {"zero_stage": 2, "data_parallel_size": 8, "rank": 7},
     {"zero_stage": 3, "data_parallel_size": 8, "rank": 7},
@@ -24,7 +26,7 @@ pytestmark = [needs_emulator, pytest.mark.usefixtures("formula_cache")]
     {"per_device_eval_batch_size": 3},
     {"keep_outputs": "next_forward"},
     {"loss": "trl_sft", "dtype": "fp32"},
-], ids=["torch", "padded", "autocast", "lora", "ddp", "zero2", "zero3", "fsdp2", "fsdp1", "evaluation", "kept", "trl"])
+], ids=["torch", "padded", "autocast", "lora", "lora-kept", "qlora", "ddp", "zero2", "zero3", "fsdp2", "fsdp1", "evaluation", "kept", "trl"])
 def test_a_measured_job_is_predicted(tmp_path, keys):
     asked = workload(tmp_path, gpu="h100-80gb", profile="none", neftune_noise_alpha=5, **keys)
     record, run, simulation = measured_and_predicted(asked)
