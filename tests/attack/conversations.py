@@ -87,7 +87,7 @@ def parquet(draw: st.DrawFn) -> Input:
     from pyarrow import parquet as files
 
     if values.seldom(draw, 100):  # a few bytes that stand for many rows
-        rows = np.zeros(draw(st.sampled_from((100_000, 200_000, 1_000_000))), np.int32)
+        rows = np.zeros(draw(st.sampled_from((20_000, 200_000, 1_000_000))), np.int32)
         table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array(rows), pa.array([draw(st.sampled_from(("", "x", "x" * 100)))]))})
     elif values.seldom(draw, 100):  # or for 0.1 to 10 GB
         text = pa.array(["a" * draw(st.sampled_from((100_000, 1_000_000)))])
@@ -99,7 +99,7 @@ def parquet(draw: st.DrawFn) -> Input:
     stream = io.BytesIO()
     try:
         files.write_table(table, stream, compression=draw(st.sampled_from(("snappy", "none", "gzip", "zstd"))) if table.num_rows <= 2 else "zstd", version=draw(st.sampled_from(("1.0", "2.6"))),
-                          use_dictionary=values.seldom(draw, 2) or table.num_rows > 2, store_schema=draw(st.booleans()), row_group_size=draw(st.sampled_from((1, 1_000))))
+                          use_dictionary=values.seldom(draw, 2) or table.num_rows > 2, store_schema=draw(st.booleans()), row_group_size=draw(st.sampled_from((1, 1_000))) if table.num_rows <= 20_000 else 100_000)
     except pa.ArrowException:  # a type that this version of Parquet has not
         hypothesis.reject()
     content = stream.getvalue()
