@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from predictor.allocator import AllocatorSettings
 from predictor.common.errors import InputError
@@ -43,6 +43,7 @@ from predictor.workload.engines import ENGINES, UNUSED_PARAMETERS_NOTE, communic
 from predictor.workload.optimizers import OPTIMIZERS
 from predictor.workload.workload import Workload
 
+Result = TypeVar("Result")
 KEPT_EVENTS = 1 << 22
 """Limit of the events of all runs together that are kept composed: some 100 MB."""
 MOST_EVENTS = 1 << 21
@@ -457,12 +458,18 @@ def _new_engine(formula: Formula, setup: Setup) -> Engine:
     return load(setup.engine)(_in_loop(formula.micro, setup.keep_outputs), setup)
 
 
-def _traced_events(formula: Formula, setup: Setup, *_: int) -> int:
+def _traced_events(formula: Formula, setup: Setup) -> int:
     """Number of events of a run that were traced; its engine adds the others."""
     return STEPS * setup.micro_steps * len(formula.micro.events)
 
 
-_engine_of = RecentResults(_new_engine, _traced_events, KEPT_EVENTS)
+def _kept(new: Callable[..., Result]) -> RecentResults[..., Result]:
+    """A function of a formula, a setup and perhaps more, whose results are kept as :data:`KEPT_EVENTS` allows."""
+    return RecentResults(lambda *given: new(*given), lambda formula, setup, *_: _traced_events(formula, setup),
+                         KEPT_EVENTS)
+
+
+_engine_of = _kept(_new_engine)
 
 
 @lru_cache(maxsize=8)
@@ -489,4 +496,4 @@ def _new_composed(formula: Formula, setup: Setup, rank: int) -> EventList:
     return loop.with_frees(engine_of(formula, setup).rank(rank), formula.micro, setup)
 
 
-_composed = RecentResults(_new_composed, _traced_events, KEPT_EVENTS)
+_composed = _kept(_new_composed)
