@@ -95,12 +95,15 @@ class InferenceJob(Job):
         return LOOP
 
 
-def _new_run(pieces: tuple[Piece, ...], setup: Setup, gpu: Gpu, coefficients: tuple[float, ...] | None) -> Run:
-    """The run of these calls."""
-    return evaluate(compose(pieces, setup, gpu), 0, pieces[0].shape, gpu, coefficients)
+def _last_run() -> RecentResults[[tuple[Piece, ...], Setup, Gpu, tuple[float, ...] | None], Run]:
+    """The function that gives the run of calls. The last one alone is kept: that of a long reply takes much memory."""
+    def run(pieces: tuple[Piece, ...], setup: Setup, gpu: Gpu, coefficients: tuple[float, ...] | None) -> Run:
+        return evaluate(compose(pieces, setup, gpu), 0, pieces[0].shape, gpu, coefficients)
+
+    return RecentResults(run, size=lambda *_: 1, most=1)
 
 
-_run_of = RecentResults(_new_run, size=lambda *_: 1, most=1)  # that of a long reply takes much memory
+_run_of = _last_run()
 
 
 def prepare(workload: Workload, progress: Progress | None = None, *, one_length: bool = False) -> InferenceJob:
