@@ -55,7 +55,7 @@ def job(tmp_path_factory) -> Path:
     (1, "--per_device_train_batch_size 1 --use_peft --dtype bfloat16 --per_device_eval_batch_size 64 --eval_strategy steps --eval_steps 1"),
     (8, "--per_device_train_batch_size 2 --ddp_find_unused_parameters true"),
     (8, "--per_device_train_batch_size 3 --deepspeed zero2.json"),
-], ids=["default", "lora", "lora-noise", "packing", "evaluation", "ddp", "zero2"])
+], ids=["default", "lora", "noise", "packing", "evaluation", "ddp", "zero2"])
 def test_a_command_of_trl_needs_what_it_is_read_as(job, monkeypatch, gpus, flags):
     monkeypatch.chdir(job)
     command = [sys.executable, "-m", "trl.scripts.sft", "--model_name_or_path", "model", "--dataset_name", "samples", "--max_length", "640",
